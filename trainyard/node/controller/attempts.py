@@ -8,6 +8,7 @@ from botocore.exceptions import ClientError
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import HealthCheckRequest, Master, Outcome
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.failed_attempts import FailedAttempts
 from trainyard.node.controller.health_checks import HealthChecks
 from trainyard.node.controller.idle import IdleDetector
@@ -33,12 +34,19 @@ LOG = logging.getLogger("controller")
 class Attempts:
     """Attempts and health checks of one run."""
 
-    def __init__(self, state: RunState, groups: WorkerGroups, health_checks: HealthChecks, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        state: RunState,
+        account: Account,
+        groups: WorkerGroups,
+        health_checks: HealthChecks,
+        manifest: Manifest,
+    ) -> None:
         self._state, self._groups, self.health_checks = state, groups, health_checks
-        self._stack, region = manifest.stack, groups.region
-        self.liveness, self.idle_detector = Liveness(region, state.clock), IdleDetector()
+        self._stack = manifest.stack
+        self.liveness, self.idle_detector = Liveness(account, state.clock), IdleDetector()
         self.stragglers = Stragglers()
-        self._rank_order, self.repairs = RankOrder(region), Repairs(state, groups)
+        self._rank_order, self.repairs = RankOrder(account), Repairs(state, groups)
         self._failed_attempts = FailedAttempts(state, groups, self.repairs)
         self._surplus_since: dict[str, float] = {}
         self._removed: set[str] = set()

@@ -12,10 +12,12 @@ import logging
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws.s3 import Bucket
+from trainyard.clock import Clock
 from trainyard.log import set_run
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Outcome, RunRecord
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.node_reports import AgentConnections
 from trainyard.node.controller.run_controller import RunController
 from trainyard.node.identity import Node
@@ -70,7 +72,8 @@ class Controller:
         if self._current is None or self._current.state.run.run != run.run:
             # An update may have changed the manifest since this process has started.
             manifest = Manifest.model_validate_json(self._staging.read(MANIFEST))
-            self._current = RunController(self._node, manifest, run, self._connections)
+            account = Account(self._node.region)
+            self._current = RunController(self._node, manifest, run, account, self._connections, Clock())
             set_run(run.run)
             LOG.info("controls a run of %d nodes x %d processes", run.nodes, run.processes_per_node)
         self._current.state.run = run  # the launch may have added nodes to it, or removed them again

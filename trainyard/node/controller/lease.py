@@ -13,9 +13,9 @@ KEPT_LEASE_MARGIN_SECONDS = 60.0
 class Lease:
     """The lease of one run. Its renewal reads nothing from S3."""
 
-    def __init__(self, state: RunState, groups: WorkerGroups) -> None:
+    def __init__(self, state: RunState, groups: WorkerGroups, region: str) -> None:
         self._state, self._groups = state, groups
-        self.reservations = RunReservations(groups.region)
+        self.reservations = RunReservations(region)
         self._renewed_at: float | None = None  # monotonic
         self._kept_until: float | None = None  # of the last renewal for kept nodes
 

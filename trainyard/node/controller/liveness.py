@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws.instance_status import find_impaired_instances
 from trainyard.clock import Clock
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.agent_server import ReceivedHeartbeat
 
 # Six heartbeats. An agent that loses its connection writes its first heartbeat to S3 within 15 s.
@@ -37,8 +37,8 @@ class LostNode:
 class Liveness:
     """Silence of the nodes of one run. It starts with the controller, so that its restart makes no node silent."""
 
-    def __init__(self, region: str, clock: Clock) -> None:
-        self._region, self._clock = region, clock
+    def __init__(self, account: Account, clock: Clock) -> None:
+        self._account, self._clock = account, clock
         self._received: dict[str, ReceivedHeartbeat] = {}
         self._expected_since: dict[str, float] = {}
         self._progress: dict[str, tuple[int, float]] = {}  # node -> its last step, and when it was first received
@@ -99,7 +99,7 @@ class Liveness:
             return
         self._described_at = now
         try:
-            self._impaired = find_impaired_instances(self._region, nodes)
+            self._impaired = self._account.find_impaired_instances(nodes)
         except (BotoCoreError, ClientError) as error:
             LOG.warning("the state of %s cannot be read: %s", ", ".join(nodes), error)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws.topology import describe_network_nodes
+from trainyard.node.controller.account import Account
 
 LOG = logging.getLogger("controller")
 
@@ -42,8 +42,8 @@ def _order_layer(
 class RankOrder:
     """Order of the nodes of one run. AWS describes each instance once."""
 
-    def __init__(self, region: str) -> None:
-        self._region = region
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._network_nodes: dict[str, tuple[str, ...]] = {}
 
     def order(self, nodes: Sequence[str], previous: Sequence[str], swapped: str | None = None) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class RankOrder:
         unknown = [node for node in nodes if node not in self._network_nodes]
         if unknown and len(nodes) > 1:
             try:
-                described = describe_network_nodes(self._region, unknown)
+                described = self._account.describe_network_nodes(unknown)
             except (BotoCoreError, ClientError) as error:
                 LOG.warning("the ranks do not follow the network topology of the nodes: %s", error)
             else:

@@ -36,8 +36,10 @@ class RunReservations:
 
         Call it only while the run needs no more nodes than it has.
         """
+        required = set(reservation_ids)
+        if not required:
+            return
         try:
-            required = set(reservation_ids)
             described = [each for each in reservations.find_reservations(self._region, {}) if each.id in required]
             since = {each.id: self._unused_since.get(each.id, now) for each in described if each.available}
             self._unused_since = since

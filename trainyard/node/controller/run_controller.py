@@ -2,11 +2,11 @@
 
 import logging
 
-from trainyard.aws.s3 import Bucket
 from trainyard.clock import Clock
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Outcome, RunRecord
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.attempts import Attempts
 from trainyard.node.controller.deadline import RunDeadline
 from trainyard.node.controller.health_checks import HealthChecks
@@ -29,22 +29,30 @@ LOG = logging.getLogger("controller")
 
 
 class RunController:
-    """Controls one run from its record to its outcome."""
+    """Controls one run from its record to its outcome.
+
+    Account, connections of the agents and clock are parameters, so that a simulation drives the same code.
+    """
 
     def __init__(
-        self, node: Node, manifest: Manifest, run: RunRecord, connections: AgentConnections, clock: Clock | None = None
+        self,
+        node: Node,
+        manifest: Manifest,
+        run: RunRecord,
+        account: Account,
+        connections: AgentConnections,
+        clock: Clock,
     ) -> None:
-        clock = clock or Clock()
         self._stack = manifest.stack
-        data = Bucket(manifest.data_bucket, node.region)
+        data = account.bucket(manifest.data_bucket)
         self.state = RunState(run, data, connections, clock)
         self.reports = NodeReports(connections, data, self.state.layout, clock)
-        self.groups = WorkerGroups(manifest.groups, node.region, self.state.nodes_in_use())
-        self.lease = Lease(self.state, self.groups)
+        self.groups = WorkerGroups(manifest.groups, account, self.state.nodes_in_use())
+        self.lease = Lease(self.state, self.groups, account.region)
         health_checks = HealthChecks(node, manifest, run.run, data, clock)
-        self.attempts = Attempts(self.state, self.groups, health_checks, manifest)
-        self._startup, self._deadline = StartupWatch(), RunDeadline(node.region)
-        self._reclaims = ReclaimWatch(manifest.groups, node.region)
+        self.attempts = Attempts(self.state, account, self.groups, health_checks, manifest)
+        self._startup, self._deadline = StartupWatch(), RunDeadline(account.region)
+        self._reclaims = ReclaimWatch(manifest.groups, account.region)
         self._members_at: float | None = None
         self._has_ended = False
 

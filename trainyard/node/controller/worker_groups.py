@@ -5,10 +5,8 @@ from collections.abc import Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws import autoscaling
-from trainyard.aws.lease import put_lease
-from trainyard.aws.scheduled_start import cancel_scheduled_start
 from trainyard.models.manifest import WorkerGroup
+from trainyard.node.controller.account import Account
 
 LOG = logging.getLogger("controller")
 _TERMINATING_STATES = ("Terminating", "Terminated", "Detaching", "Detached")
@@ -20,9 +18,9 @@ class WorkerGroups:
     `known_members`: members that the controller used before its restart.
     """
 
-    def __init__(self, groups: Iterable[WorkerGroup], region: str, known_members: Iterable[str] = ()) -> None:
+    def __init__(self, groups: Iterable[WorkerGroup], account: Account, known_members: Iterable[str] = ()) -> None:
         self._names = [group.autoscaling_group for group in groups]
-        self.region = region
+        self._account = account
         self._latest_members = set(known_members)
 
     def members(self) -> list[str]:
@@ -32,7 +30,7 @@ class WorkerGroups:
         """
         states = {
             instance["InstanceId"]: instance["LifecycleState"]
-            for group in autoscaling.describe_groups(self.region, self._names)
+            for group in self._account.describe_groups(self._names)
             for instance in group["Instances"]
         }
         present = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
@@ -42,20 +40,20 @@ class WorkerGroups:
 
     def remove(self, instance: str) -> None:
         """Terminate a member without replacement."""
-        autoscaling.terminate_instance(self.region, instance)
+        self._account.terminate_instance(instance)
 
     def mark_unhealthy(self, instance: str) -> None:
         """Mark a member unhealthy, so that its group replaces it."""
-        autoscaling.set_unhealthy(self.region, instance)
+        self._account.set_unhealthy(instance)
 
     def renew_lease(self, until: float) -> None:
         """Move the end of the lease to `until` (Unix time, seconds)."""
-        put_lease(self.region, self._names, until)
+        self._account.put_lease(self._names, until)
 
     def failed_launches(self, since: float) -> list[str]:
         """Return the reasons of the launches that failed after `since` (Unix time); none when they cannot be read."""
         try:
-            activities = [each for name in self._names for each in autoscaling.describe_activities(self.region, name)]
+            activities = [each for name in self._names for each in self._account.describe_activities(name)]
         except (BotoCoreError, ClientError) as error:
             LOG.warning("the scaling activities cannot be read: %s", error)
             return []
@@ -65,9 +63,9 @@ class WorkerGroups:
 
     def cancel_scheduled_start(self) -> None:
         """Delete the scheduled launch of nodes, if any."""
-        cancel_scheduled_start(self.region, self._names)
+        self._account.cancel_scheduled_start(self._names)
 
     def scale_to_zero(self) -> None:
         """Scale every group to zero. The lease stays: it terminates workers that a crash between the calls leaves."""
         for name in self._names:
-            autoscaling.set_desired_capacity(self.region, name, 0)
+            self._account.set_desired_capacity(name, 0)

@@ -24,6 +24,7 @@ from trainyard.models.node_health import HealthFinding, NodeHealth
 from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.models.startup_failures import PLAYBOOK_RETRY_SECONDS
 from trainyard.node.controller import reservations as run_reservations
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.attempts import (
     FAILURE_REPORT_TIMEOUT_SECONDS,
     SMALLER_SIZE_SECONDS,
@@ -61,7 +62,9 @@ class Run:
             bundle="",
         )
         self.connections, self.clock = FakeConnections(), AdjustableClock()
-        self.controller = RunController(self.node, self.cluster.manifest, self.record, self.connections, self.clock)
+        self.controller = RunController(
+            self.node, self.cluster.manifest, self.record, Account(REGION), self.connections, self.clock
+        )
 
     def write_all_agent_events(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         for node in self.nodes:

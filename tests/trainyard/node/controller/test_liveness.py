@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import REGION
 from tests.connections import FakeConnections
 from trainyard.clock import Clock
-from trainyard.node.controller import liveness as liveness_module
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.liveness import SILENCE_SECONDS, STALL_SECONDS, Liveness
 
 NODES = ("i-1", "i-2", "i-3")
@@ -32,9 +32,10 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.connections = SimulatedClock(), FakeConnections()
-        self.liveness = Liveness(REGION, self.clock)
+        account = Account(REGION)
+        self.liveness = Liveness(account, self.clock)
         self.impaired: dict[str, str] = {}
-        monkeypatch.setattr(liveness_module, "find_impaired_instances", lambda *_: self.impaired)
+        monkeypatch.setattr(account, "find_impaired_instances", lambda *_: self.impaired)
         self.liveness.silent_nodes(NODES)
 
     def advance(self, seconds: float, steps: Mapping[str, int | None]) -> None:

@@ -12,7 +12,7 @@ from tests.conftest import REGION
 from tests.trainyard.node.controller.test_controller import Run
 from trainyard.aws.clients import client
 from trainyard.aws.topology import describe_network_nodes
-from trainyard.node.controller import rank_order
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.rank_order import RankOrder, order_by_topology
 
 # Two groups below t1 (of 1 and 2 nodes), one below t2 (of 4 nodes).
@@ -178,12 +178,13 @@ def test_attempt_starts_without_topology(run: TopologyRun, account: EmulatedAws,
 def test_topology_of_a_node_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Sequence[str]] = []
 
-    def describe(_: str, instances: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    def describe(instances: Sequence[str]) -> dict[str, tuple[str, ...]]:
         calls.append(instances)
         return {node: NETWORK[node] for node in instances if node in NETWORK}
 
-    monkeypatch.setattr(rank_order, "describe_network_nodes", describe)
-    order = RankOrder(REGION)
+    account = Account(REGION)
+    monkeypatch.setattr(account, "describe_network_nodes", describe)
+    order = RankOrder(account)
     order.order(("i-a1", "i-x"), ())
     order.order(("i-a1", "i-x", "i-b1"), ())
     assert calls == [["i-a1", "i-x"], ["i-b1"]]
