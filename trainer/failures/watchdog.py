@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from trainer.failures import flight_recorder
 from trainyard.base import StrictModel
-from trainyard.models.failure_messages import HUNG_WITH_PEERS
+from trainyard.models.failure_messages import ALL_RANKS_WAIT, HANG, HUNG_WITH_PEERS, NO_RANK_WAITS
 
 EXIT_HUNG = 75  # EX_TEMPFAIL of sysexits.h: a retry may succeed
 GRACE_SECONDS = 30.0  # longest time from a rank's time limit to its exit
@@ -234,10 +234,8 @@ def format_hang(beats: Mapping[int, Heartbeat], responsive: Sequence[int], world
     if missing:
         cause = f"{waiting} waiting for" if waiting else "no progress, and no collective is open:"
     else:
-        cause = (
-            f"{waiting}, which all ranks have started:" if waiting else "no progress, and no rank waits for another:"
-        )
-    return f"hang: {cause} {'; '.join(details)}"
+        cause = f"{waiting}, {ALL_RANKS_WAIT}:" if waiting else f"no progress, and {NO_RANK_WAITS}:"
+    return f"{HANG}{cause} {'; '.join(details)}"
 
 
 def _describe_rank(rank: int, beat: Heartbeat | None, *, responsive: bool) -> str:

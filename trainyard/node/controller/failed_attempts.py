@@ -36,6 +36,7 @@ class FailedAttempts:
             attempt=control.attempt,
             time=state.clock.time(),
             nodes=control.nodes,
+            processes=state.run.processes_per_node,
             failures=state.node_states.failures.get(control.attempt, ()),
             departed=departed,
             silent={node: text for node, text in lost.items() if node not in departed},

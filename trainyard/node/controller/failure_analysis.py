@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 from trainyard.models.decision import AttemptDecision, Evidence, NodeAction
 from trainyard.models.events import RankFailure
-from trainyard.models.failure_messages import HUNG_WITH_PEERS, NODE_REBOOTED, PEER_LOST
+from trainyard.models.failure_messages import (
+    ALL_RANKS_WAIT,
+    HANG,
+    HUNG_WITH_PEERS,
+    NO_RANK_WAITS,
+    NODE_REBOOTED,
+    PEER_LOST,
+)
 
 MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS = 4
 
@@ -20,14 +27,15 @@ _PEER_FAILURE = re.compile(
     r"connection (closed|reset|refused|was)|closed by peer|broken pipe|remote process (exited|has failed)"
     r"|socket timeout|NCCL.*(remote|unhandled system)|DistBackendError|DistNetworkError|DistStoreError"
     r"|gloo.*timed? ?out"
-    rf"|{re.escape(HUNG_WITH_PEERS)}|{re.escape(PEER_LOST)}",
+    rf"|{HUNG_WITH_PEERS}|{PEER_LOST}|{ALL_RANKS_WAIT}|{NO_RANK_WAITS}",
     re.IGNORECASE,
 )
 # Failures that broken hardware causes as well as the job's own code. NVIDIA XID errors guide: Xid 13 and 31 are usually
-# errors of the application, but may also be faults of hardware.
+# errors of the application, but may also be faults of hardware. A rank for which others wait may have hung in a driver.
 _POSSIBLY_HARDWARE = re.compile(
-    r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|uncorrectable|illegal memory access|signal (4|7|8|11)\b"
+    rf"^{HANG}|CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|uncorrectable|illegal memory access|signal (4|7|8|11)\b"
 )
+_HUNG_RANK = re.compile(r"(?:waiting for|is open:|;) rank (\d+)")
 _SEVERITY: tuple[NodeAction, ...] = ("none", "reset", "reboot", "replace")
 
 
@@ -35,16 +43,17 @@ _SEVERITY: tuple[NodeAction, ...] = ("none", "reset", "reboot", "replace")
 class AttemptFailure:
     """What is known about an attempt that failed or lost a node.
 
-    `nodes`: in the order of their node ranks. `failures`: (node, failure) of all ranks that failed. `departed`: nodes
-    that left their group. `silent`: node -> how it was found to be lost. `hardware`: node -> findings of its health
-    monitor that need an action, as (action, text). `slow`: node -> how one of its ranks is slower than the others.
-    `has_progress`: whether a new checkpoint exists since the previous decision. `were_checked`: whether all nodes
-    passed a health check since that decision. `can_check`: whether the run has health checks.
+    `nodes`: in the order of their node ranks; each has `processes` ranks. `failures`: (node, failure) of all ranks that
+    failed. `departed`: nodes that left their group. `silent`: node -> how it was found to be lost. `hardware`: node ->
+    findings of its health monitor that need an action, as (action, text). `slow`: node -> how one of its ranks is slower
+    than the others. `has_progress`: whether a new checkpoint exists since the previous decision. `were_checked`: whether
+    all nodes passed a health check since that decision. `can_check`: whether the run has health checks.
     """
 
     attempt: int
     time: float
     nodes: tuple[str, ...]
+    processes: int = 1
     failures: Sequence[tuple[str, RankFailure]] = ()
     departed: Sequence[str] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +78,24 @@ def find_causes(failures: Iterable[tuple[str, RankFailure]]) -> list[tuple[str, 
     return sorted(causes, key=lambda cause: (cause[1].time, cause[1].rank))
 
 
+def locate_hangs(failure: AttemptFailure) -> list[tuple[str, RankFailure]]:
+    """Return the failures; a report of a hang becomes a failure of each rank that the others wait for.
+
+    The lowest rank that responds reports a hang: its node is as a rule not the cause.
+    """
+    located = []
+    for node, each in failure.failures:
+        names_ranks = each.message.startswith(HANG) and not is_caused_by_peer(each.message)
+        numbers = [int(number) for number in _HUNG_RANK.findall(each.message)] if names_ranks else []
+        hung = [number for number in numbers if number < len(failure.nodes) * failure.processes]
+        for rank in hung:
+            fields = {"rank": rank, "local_rank": rank % failure.processes}
+            located.append((failure.nodes[rank // failure.processes], each.model_copy(update=fields)))
+        if not hung:
+            located.append((node, each))
+    return located
+
+
 def is_same_failure(before: RankFailure, after: RankFailure) -> bool:
     """Return whether two failures have the same type of exception; its text may differ.
 
@@ -85,7 +112,7 @@ def is_same_failure(before: RankFailure, after: RankFailure) -> bool:
 def decide(failure: AttemptFailure, earlier: Sequence[AttemptDecision]) -> AttemptDecision:
     """Decide what follows an attempt that has failed. `earlier`: decisions since the last progress, oldest first."""
     earlier = () if failure.has_progress else earlier
-    causes = find_causes(failure.failures)
+    causes = find_causes(locate_hangs(failure))
     actions, evidence = _find_node_faults(failure, earlier)
     node, first = causes[0] if causes else (None, None)
     same = [name for name, each in causes if first is not None and is_same_failure(first, each)]
@@ -135,7 +162,7 @@ def _find_node_faults(
 
 
 def _describe_ranks(failure: AttemptFailure, causes: Sequence[tuple[str, RankFailure]]) -> list[Evidence]:
-    """Return the failures of ranks as evidence: each with its own cause, and one line for each other node."""
+    """Return the failures of ranks as evidence: each with its own cause, and one line for all other nodes."""
     evidence = [
         Evidence(kind="rank", node=node, text=f"{each.describe(node)}: {each.message}") for node, each in causes
     ]
@@ -144,7 +171,11 @@ def _describe_ranks(failure: AttemptFailure, causes: Sequence[tuple[str, RankFai
     for node, each in failure.failures:
         if node not in named and is_caused_by_peer(each.message):
             others.setdefault(node, f"{each.describe(node)} lost its connection to others: {each.message}")
-    return [*evidence, *(Evidence(kind="peer", node=node, text=text) for node, text in others.items())]
+    if others:
+        node, text = next(iter(others.items()))
+        count = f"; so did ranks of {len(others) - 1} other nodes" if len(others) > 1 else ""
+        evidence.append(Evidence(kind="peer", node=node, text=f"{text}{count}"))
+    return evidence
 
 
 def _decide_on_job(
@@ -160,11 +191,13 @@ def _decide_on_job(
     nodes = dict.fromkeys(node for each in (*same, draft) for node in each.failing_nodes)
     where = first.describe(draft.failed_node) if first else ""
     if same and first is not None:
-        if len(nodes) > 1:
+        is_hardware = _POSSIBLY_HARDWARE.search(first.message) is not None
+        if (is_hardware or len(nodes) == 1) and _has_moved(same, draft):
+            return _blame_repeated(draft)
+        # Hardware of several nodes may fail at the same time: then the number of attempts decides.
+        if len(nodes) > 1 and not is_hardware:
             text = f"{where} failed the same way as {' and '.join(sorted(set(nodes) - {draft.failed_node}))} before"
             return draft.model_copy(update={"end_reason": f"{text}: {first.message}"})
-        if _has_moved(same, draft):
-            return _blame_repeated(draft)
         if len(draft.nodes) == 1 and (failure.were_checked or not failure.can_check):
             checked = ", and the node passed a health check between" if failure.were_checked else ""
             text = f"{where} failed twice the same way{checked}: {first.message}"
@@ -190,7 +223,7 @@ def _blame_repeated(draft: AttemptDecision) -> AttemptDecision:
     """Blame the node on which ranks failed in the same way again although it ran other ranks before."""
     assert draft.failed_node is not None
     node = draft.failed_node
-    text = f"ranks failed in the same way on {node} in two attempts with different node ranks, and on no other node"
+    text = f"ranks failed in the same way on {node} in two attempts with different node ranks"
     repeated = Evidence(kind="repeated", node=node, text=text)
     return draft.model_copy(
         update={

@@ -67,6 +67,55 @@ def test_same_failure_on_two_nodes_ends_the_run() -> None:
     assert second.end_reason == "rank 2 (local rank 0 of i-1) failed the same way as i-2 before: ValueError: bad"
 
 
+CUDA = "torch.AcceleratorError: CUDA error: unknown error"
+
+
+def hang(waits_for: str) -> list[tuple[str, RankFailure]]:
+    """The failures of a hang that rank 0 reports."""
+    report = f"hang: ranks 0-1 in nccl:all_reduce 3 waiting for {waits_for}"
+    peer = failure(1, f"rank 1| {HUNG_WITH_PEERS}: rank 0 reports the cause", exitcode=75)
+    return [("i-1", failure(0, report, exitcode=75)), ("i-1", peer)]
+
+
+def test_hang_is_a_failure_of_the_rank_that_the_others_wait_for() -> None:
+    (decision,) = decide_all({"processes": 2, "failures": hang("rank 3 (host, local rank 1), in backward of step 5")})
+    assert (decision.failed_node, decision.swaps_node, decision.checks_nodes) == ("i-2", "i-2", True)
+    assert decision.failure is not None
+    assert (decision.failure.rank, decision.failure.local_rank) == (3, 1)
+
+
+def test_hang_that_follows_a_node_is_a_fault_of_the_node() -> None:
+    _, second = decide_all(
+        {"processes": 2, "failures": hang("rank 3 (host)")},
+        {"processes": 2, "nodes": ("i-2", "i-1"), "failures": hang("rank 1, which has sent no heartbeat")},
+    )
+    assert second.actions == {"i-2": "replace"}
+
+
+def test_hang_without_a_missing_rank_has_no_cause() -> None:
+    report = "hang: ranks 0-3 in nccl:all_reduce 3, which all ranks have started: rank 0 (host), in backward of step 5"
+    (decision,) = decide_all({"processes": 2, "failures": [("i-1", failure(0, report, exitcode=75))]})
+    assert (decision.cause, decision.failed_node, decision.checks_nodes) == ("unknown", None, True)
+
+
+def test_hardware_of_two_nodes_may_fail_in_the_same_way() -> None:
+    decisions = decide_all(
+        {"failures": [("i-2", failure(2, CUDA))]},
+        {"nodes": ("i-2", "i-1"), "failures": [("i-1", failure(2, CUDA))]},
+        {"nodes": ("i-1", "i-2"), "failures": [("i-1", failure(0, CUDA))]},
+    )
+    assert [each.end_reason for each in decisions] == [None, None, None]
+    assert decisions[-1].actions == {"i-1": "replace"}
+
+
+def test_peers_are_summarized() -> None:
+    nodes = tuple(f"i-{number}" for number in range(1, 2049))
+    failures = [("i-1", failure(0)), *((node, failure(2, PEER_LOST)) for node in nodes[1:])]
+    (decision,) = decide_all({"nodes": nodes, "failures": failures})
+    assert [(each.kind, each.node) for each in decision.evidence] == [("rank", "i-1"), ("peer", "i-2")]
+    assert decision.evidence[1].text.endswith("; so did ranks of 2046 other nodes")
+
+
 def test_failure_on_all_nodes_is_repeated_once() -> None:
     everywhere = {"failures": [("i-1", failure(0)), ("i-2", failure(2))]}
     first, second = decide_all(everywhere, everywhere)
