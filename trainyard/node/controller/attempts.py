@@ -154,7 +154,7 @@ class Attempts:
     def _select_nodes(self, now: float, count: int) -> tuple[str, ...] | None:
         """Return `count` usable nodes, those of the last attempt before healthy spares; None if fewer are ready."""
         control = self._state.control
-        preferred = (control.nodes, control.healthy_nodes)
+        preferred = (frozenset(control.nodes), frozenset(control.healthy_nodes))
         return self._state.node_states.select_nodes(self._usable_nodes(now), count, preferred)
 
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
@@ -163,7 +163,8 @@ class Attempts:
         latest = state.control.decisions[-1] if state.control.decisions else None
         swapped = latest.swaps_node if latest is not None and latest.attempt == state.control.attempt else None
         nodes = self._rank_order.order(nodes, state.control.nodes, swapped)
-        new = tuple(node for node in nodes if node not in state.control.healthy_nodes)
+        healthy = frozenset(state.control.healthy_nodes)
+        new = tuple(node for node in nodes if node not in healthy)
         if not new or not state.run.limits.health_check_timeout_minutes:
             self._start_attempt(nodes, save_checkpoint)
             return

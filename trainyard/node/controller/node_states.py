@@ -1,6 +1,7 @@
 """The latest state of each agent of one run, and the failures of ranks."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from trainyard.models.connection import Heartbeat
@@ -47,7 +48,7 @@ class NodeStates:
             self._newest[node], self.boots[node], self.health[node] = (boot, sequence), boot, health
 
     def select_nodes(
-        self, members: Iterable[str], count: int, preferred: Sequence[Collection[str]] = ()
+        self, members: Iterable[str], count: int, preferred: Sequence[AbstractSet[str]] = ()
     ) -> tuple[str, ...] | None:
         """Return the nodes of the next attempt: `count` ready members of the groups; None if fewer are ready.
 
