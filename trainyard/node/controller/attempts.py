@@ -117,9 +117,7 @@ class Attempts:
         if request is not None:
             if set(request.nodes) & set(nodes) or set(request.nodes) - set(state.members):
                 state.update_control(health_check=None)  # it was for new nodes that have been removed again
-            elif result := self.health_checks.conclude(
-                request, state.run, state.members, len(state.control.unhealthy_nodes), now
-            ):
+            elif result := self.health_checks.conclude(request, state.run, state.members, now):
                 LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
                 self._apply_health_check(request, result)
             return
@@ -187,8 +185,7 @@ class Attempts:
             LOG.warning("health check %d is cancelled: %s left its group", request.number, departed[0])
             state.update_control(health_check=None)
             return None
-        replaced = len(state.control.unhealthy_nodes)
-        result = self.health_checks.conclude(request, state.run, state.members, replaced, now)
+        result = self.health_checks.conclude(request, state.run, state.members, now)
         if result is None:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)

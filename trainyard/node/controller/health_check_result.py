@@ -224,8 +224,8 @@ def _evaluate_fabric(
 def decide(evaluation: Evaluation, previous: HealthCheckResult | None, replaced: int, node_count: int) -> Decision:
     """Decide on a health check.
 
-    `previous`: the health check directly before, if it did not pass. `replaced`: number of nodes marked unhealthy so
-    far. `node_count`: nodes of the run.
+    `previous`: the health check directly before, if it did not pass. `replaced`: number of nodes marked unhealthy
+    since the last health check that passed. `node_count`: nodes of the run.
     """
     faulty_nodes, earlier = evaluation.faulty_nodes, previous.faulty_nodes if previous else {}
     if not faulty_nodes and not evaluation.faults:

@@ -45,11 +45,11 @@ class HealthChecks:
             self._fault_received_at.setdefault(event.number, self._clock.monotonic())
 
     def conclude(
-        self, request: HealthCheckRequest, run: RunRecord, members: Collection[str], replaced: int, now: float
+        self, request: HealthCheckRequest, run: RunRecord, members: Collection[str], now: float
     ) -> HealthCheckResult | None:
         """Return and store the result of a health check; None until all nodes have reported or their time is over.
 
-        `members`: instances of the worker groups. `replaced`: number of nodes marked unhealthy so far.
+        `members`: instances of the worker groups.
         """
         events, minutes = self._events.get(request.number, {}), run.limits.health_check_timeout_minutes
         overdue = now >= request.requested_at + minutes * 60 + REPORT_GRACE_SECONDS
@@ -57,14 +57,14 @@ class HealthChecks:
         has_fault = received_at is not None and self._clock.monotonic() >= received_at + FAULT_GRACE_SECONDS
         if not (set(request.nodes) <= events.keys() or overdue or has_fault):
             return None
-        previous = self._read(self._layout.health_check(request.number - 1))
+        failed = self._read_failed_before(request.number)
         others = {
             node: values for node, values in self._healthy.items() if node in members and node not in request.nodes
         }
         overdue_minutes = minutes if overdue else None
         evaluation = evaluate(request.nodes, events, self._manifest, run.processes_per_node, others, overdue_minutes)
-        failed_before = previous if previous is not None and previous.decision != "passed" else None
-        decision = decide(evaluation, failed_before, replaced, run.nodes)
+        replaced = sum(len(result.unhealthy_nodes) for result in failed)
+        decision = decide(evaluation, failed[0] if failed else None, replaced, run.nodes)
         self.latest = HealthCheckResult(
             number=request.number,
             ended_at=now,
@@ -79,6 +79,15 @@ class HealthChecks:
         self._remember_healthy(self.latest)
         self._write(self.latest, run)
         return self.latest
+
+    def _read_failed_before(self, number: int) -> list[HealthCheckResult]:
+        """Return the results of the health checks since the last that passed, newest first."""
+        failed: list[HealthCheckResult] = []
+        while (result := self._read(self._layout.health_check(number - 1 - len(failed)))) is not None:
+            if result.decision == "passed":
+                break
+            failed.append(result)
+        return failed
 
     def _write(self, result: HealthCheckResult, run: RunRecord) -> None:
         """Write result and event to S3. Idempotent, because a restarted controller may repeat it."""
