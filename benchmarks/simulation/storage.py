@@ -1,0 +1,57 @@
+"""A bucket in memory, with the methods that the controller of a run uses."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from botocore.exceptions import ClientError
+
+from trainyard.aws.s3 import Bucket
+
+# The controller reads the results since the last health check that passed. Those of 2,048 nodes have a megabyte each.
+_RETAINED_CHECKS = 10
+
+
+class MemoryBucket(Bucket):
+    """Objects of one bucket in memory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._objects: dict[str, bytes] = {}
+        self._keys: list[str] = []
+        self._checks: list[str] = []
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """Yield the keys below a prefix, in order."""
+        for position in range(bisect_left(self._keys, prefix), len(self._keys)):
+            if not self._keys[position].startswith(prefix):
+                return
+            yield self._keys[position]
+
+    def read(self, key: str) -> bytes:
+        """Return the content of an object. Raises ClientError when it does not exist."""
+        if key not in self._objects:
+            raise ClientError({"Error": {"Code": "NoSuchKey", "Message": key}}, "GetObject")
+        return self._objects[key]
+
+    def write(self, key: str, content: bytes, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Create or replace an object. Its metadata is not stored."""
+        if key not in self._objects:
+            insort(self._keys, key)
+            if "/health_checks/" in key:
+                self._checks.append(key)
+        self._objects[key] = content
+        while len(self._checks) > _RETAINED_CHECKS:
+            self.delete(self._checks.pop(0))
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Create an object; return False if it exists."""
+        if key in self._objects:
+            return False
+        self.write(key, content)
+        return True
+
+    def delete(self, key: str) -> None:
+        """Delete an object."""
+        del self._objects[key]
+        del self._keys[bisect_left(self._keys, key)]
