@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -108,11 +109,12 @@ class Simulation:
             self.timeline.schedule(fault.start, partial(self._start_fault, fault))
         self.account.set_desired_capacity(GROUP, self._scenario.nodes + self._scenario.spares)
         outcome = self._control()
+        ledger = deepcopy(self.ledger)  # the nodes save a last checkpoint when they leave
         self._end(outcome)
         account, control = self.account, self.controller.state.control
         return Result(
             outcome=outcome,
-            ledger=self.ledger,
+            ledger=ledger,
             causes=self._causes,
             attempts=control.attempt,
             replaced=len(account.replaced),
