@@ -1,9 +1,10 @@
 """Recovery from killed ranks: `recovery: in_process` against a restart of all ranks of the attempt.
 
 One rank after another is killed by SIGKILL, `--kills` times, every `--period` seconds. `seconds` is the median time
-from a kill to the end of the first step that starts after it. For `restart` torchrun ends, a new torchrun starts at
-once, and all ranks resume from the newest checkpoint: the time of the agents and the controller comes on top. `ratio`
-is in_process divided by restart. `same_losses`: the losses of all steps equal those of a run without kills.
+from a kill to the end of the first step that starts after it. For `restart` the launcher ends, another launcher starts
+at once, and all ranks resume from the newest checkpoint, without the time of the agents and the controller, and without
+a standby that has imported torch. `ratio` is in_process divided by restart. `same_losses`: the losses of all steps
+equal those of a run without kills.
 """
 
 import argparse
@@ -82,11 +83,11 @@ class Job:
         self._attempt += 1
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        module = "trainer.recovery.supervisor" if self._recovery == "in_process" else "torch.distributed.run"
+        module = "trainer.recovery.supervisor" if self._recovery == "in_process" else "trainer.launcher"
         options = [f"--nproc-per-node={self._ranks}", f"--master-port={port}", f"--log-dir={self._folder}/logs"]
         options.append(f"--rdzv-id=attempt-{self._attempt}")
         if self._recovery == "restart":
-            options += ["--max-restarts=0", "--redirects=3", "--monitor-interval=0.5", "--rdzv-backend=static"]
+            options += ["--max-restarts=0", "--redirects=3", "--monitor-interval=0.1", "--rdzv-backend=static"]
             options += ["--master-addr=127.0.0.1", "--nnodes=1", "--node-rank=0"]
         with (self._folder / "output.log").open("ab") as output:
             command = [sys.executable, "-m", module, *options, *self._trainer]

@@ -143,6 +143,7 @@ def _init_process_group(
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if store is not None:
         rank, world_size = environment.rank, environment.world_size
+        store.set_timeout(timeout)  # as torch does for the store of torchrun
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     elif environment.world_size == 1 and "MASTER_ADDR" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]  # exported, but not by name

@@ -142,6 +142,8 @@ def main() -> None:
     """Run torchrun. Exits at once when it has ended: the end of an interpreter with torch takes half a second."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for its ranks; libraries read it when they load
     _import_everything()
+    gc.collect()
+    gc.freeze()  # a collection would copy the pages that the ranks share with this process
     arguments = _wait_for_arguments() if sys.argv[1:] == [STANDBY] else sys.argv[1:]
 
     from torch.distributed import run
@@ -153,8 +155,6 @@ def main() -> None:
     # Without a value torch looks for GPUs, and then a forked process could not use them.
     options.numa_binding = options.numa_binding or "node"
     vars(api)["get_subprocess_handler"] = ForkedRank
-    gc.collect()
-    gc.freeze()  # a collection would copy the pages that the ranks share with this process
     code = 0
     try:
         record(run.run)(options)

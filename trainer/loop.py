@@ -84,6 +84,7 @@ def _train(
         store = generation.store if generation else None
         source = generation.agreement.source if generation else None  # the rank with the newest state
         distributed = stack.enter_context(init_distributed(config, environment, device, store))
+        memory = open_memory_copies(environment, config)
         if generation:
             generation.record_groups()
         where = describe_rank_location(device, environment.local_rank)
@@ -120,13 +121,13 @@ def _train(
                 distributed.checkpoint_group,
                 config.checkpoint,
                 environment.nodes,
-                # In process, the state is that of another rank.
-                memory=open_memory_copies(environment, config) if config.recovery == "restart" else None,
+                memory=memory,
             )
         )
         resumed_from = None
         if generation and source is not None:
             session.take_state(state, generation.agreement, distributed.checkpoint_group)
+            checkpoints.prepare_copies(state)
         else:
             session.require_initial()
             resumed_from = checkpoints.resume(state, environment.resume_uri)
@@ -230,7 +231,7 @@ def _train(
                 is_save_requested=bool(save_requested),
                 is_save_due=bool(save_due),
                 is_save_retried=bool(retrying_ranks),
-                is_copy_due=bool(copy_due) and not copying_ranks,
+                is_copy_due=bool(copy_due and not copying_ranks),
             )
             progress.advance(config.batch_size, mean_loss)
             loss_scale.update(finite=is_finite)

@@ -37,7 +37,7 @@ class StepOutcome:
     is_save_requested: bool
     is_save_due: bool
     is_save_retried: bool  # on any rank
-    is_copy_due: bool
+    is_copy_due: bool  # in host memory
 
 
 @dataclass(kw_only=True)

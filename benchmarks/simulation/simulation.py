@@ -19,7 +19,7 @@ from benchmarks.simulation.times import Times
 from trainyard.config.shared_settings import NodeSettings
 from trainyard.config.training import TrainerConfig
 from trainyard.models.layout import RunLayout
-from trainyard.models.manifest import Archive, Head, Job, Limits, Manifest, Subnet, WorkerGroup
+from trainyard.models.manifest import Archive, Job, Limits, Manifest, Subnet, WorkerGroup
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.node.controller.lease import RENEWALS_PER_LEASE
 from trainyard.node.controller.run_controller import RunController
@@ -238,7 +238,7 @@ def create_manifest(scenario: Scenario) -> Manifest:
         bundle=Archive(uri="s3://staging/bundle/x.tar", sha256="0" * 64),
         data_bucket="data",
         staging_bucket="staging",
-        head=Head(instance="i-head", address=HEAD.address),
+        head_autoscaling_group="head",
         groups=(group,),
         base_usd_per_hour=0.25,
         fsx=None,

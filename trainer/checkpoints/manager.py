@@ -87,8 +87,13 @@ class Checkpoints:
             return self._load_newest(state, resume_uri)
         step = self._memory.load(state, newest_step(self._storage, self._group))
         uri = self._load_newest(state, resume_uri) if step is None else f"{_MEMORY}{folder_name(step)}"
-        self._memory.prepare(state)
+        self.prepare_copies(state)
         return uri
+
+    def prepare_copies(self, state: State) -> None:
+        """Allocate host memory for copies. `resume` does it; call it if the state comes from elsewhere."""
+        if self._memory is not None:
+            self._memory.prepare(state)
 
     def _load_newest(self, state: State, resume_uri: str | None) -> str | None:
         uri = load_newest(self._storage, state, self._group)

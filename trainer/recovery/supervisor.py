@@ -1,6 +1,6 @@
 """Runs the ranks of one node in place of torchrun: `python -m trainer.recovery.supervisor OPTIONS -m trainer ...`.
 
-It has those of torchrun's options that the node's agent uses, starts ranks with the same variables and log files, and
+It reads those of torchrun's options that the node's agent uses, starts ranks with the same variables and log files, and
 ends with the same report. Unlike torchrun, it replaces a rank that ends by a signal: a process that has imported the
 trainer waits for that, and the other ranks of the job continue in their processes (trainer/recovery/members.py).
 
@@ -229,7 +229,7 @@ def format_report(failures: Sequence[RankExit]) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse OPTIONS -m trainer ARGUMENTS."""
+    """Parse OPTIONS -m trainer ARGUMENTS. Options of torchrun that do not apply to the supervisor are ignored."""
     parser = argparse.ArgumentParser(prog="trainer.recovery.supervisor", description="Run the ranks of one node.")
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
@@ -237,11 +237,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--master-addr", default="127.0.0.1")
     parser.add_argument("--master-port", type=int, required=True)
     parser.add_argument("--rdzv-id", required=True, help="id of the attempt")
-    parser.add_argument("--join-seconds", type=float, default=300.0, help="limit of the wait for the first node")
+    parser.add_argument("--rdzv-conf", default="timeout=300", help="limit of the wait for the first node")
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("-m", dest="module", choices=["trainer"], required=True)
     end = argv.index("-m") + 2 if "-m" in argv else len(argv)
-    options = parser.parse_args(argv[:end])
+    options, _ = parser.parse_known_args(argv[:end])
     options.arguments = argv[end:]
     return options
 
@@ -282,7 +282,7 @@ def main() -> int:
         arguments.master_port,
         is_master=node.node_rank == 0,
         wait_for_workers=False,
-        timeout=timedelta(seconds=arguments.join_seconds),
+        timeout=timedelta(seconds=float(arguments.rdzv_conf.removeprefix("timeout="))),
     )
     return Supervisor(node, store).run()
 

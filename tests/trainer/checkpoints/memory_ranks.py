@@ -165,7 +165,6 @@ SCENARIOS: dict[str, tuple[Callable[[int], State], Callable[[Path], None], int |
     "replicated-lost-node": (replicated, lose_node, None),
     "replicated-swapped": (replicated, swap_nodes, None),
     "sharded-lost-node": (sharded, lose_node, None),
-    "sharded-swapped": (sharded, swap_nodes, None),
     "sharded-in-nodes-lost-node": (sharded_in_nodes, lose_node, None),
     "all-lost": (sharded, lose_both, None),
     "damaged": (sharded, damage_newest, None),

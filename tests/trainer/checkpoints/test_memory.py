@@ -169,7 +169,7 @@ def test_newer_of_memory_and_storage_is_loaded(
 def test_nodes_agree_on_a_step_and_exchange_lost_files(tmp_path: Path) -> None:
     """Two nodes with two ranks each: replaced and swapped nodes, damaged and missing files."""
     command = [sys.executable, "-m", "tests.trainer.checkpoints.memory_ranks", str(tmp_path)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stderr
     outcomes = json.loads((tmp_path / "outcomes.json").read_text())
     expected: dict[str, tuple[int | None, bool]] = dict.fromkeys(outcomes, (STEPS, True))

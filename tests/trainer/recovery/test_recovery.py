@@ -1,6 +1,7 @@
 """Ranks that are killed and replaced, against a run without failures."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +18,15 @@ SETTINGS: dict[str, Any] = {
     "recovery": "in_process",
     "steps": 120,
     "batch_size": 8,
-    "checkpoint": {"interval_steps": 20},
+    "checkpoint": {"interval_steps": 20, "memory_interval_steps": 5},
     "evaluation": {"interval_steps": 40, "batches": 2},
 }
 
 
 @pytest.fixture
-def configured(job: Callable[..., Job]) -> Callable[[str], Job]:
+def configured(job: Callable[..., Job], tmp_path: Path) -> Callable[[str], Job]:
     def create(name: str) -> Job:
-        created = job(name)
+        created = job(name, {"TRAINYARD_MEMORY": str(tmp_path / name)})
         created.configure(**SETTINGS)
         return created
 

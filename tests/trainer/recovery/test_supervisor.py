@@ -6,7 +6,7 @@ from pathlib import Path
 from trainer.recovery.supervisor import RankExit, describe_node, format_report, parse_arguments
 from trainyard.models.run import Master
 from trainyard.node.agent.rank_failures import parse_failures, rank_log_folders
-from trainyard.node.agent.torchrun import SUPERVISOR, torchrun_command
+from trainyard.node.agent.torchrun import JOIN_SECONDS, SUPERVISOR, torchrun_command
 
 
 def test_agent_parses_the_report(tmp_path: Path) -> None:
@@ -35,7 +35,10 @@ def test_command_of_the_agent_describes_the_node(tmp_path: Path) -> None:
         logs=tmp_path,
         launcher=SUPERVISOR,
     )
-    node = describe_node(parse_arguments(command[3:]))
+    assert command[1:3] == ["-m", SUPERVISOR]
+    arguments = parse_arguments(command[3:])
+    assert arguments.rdzv_conf == f"timeout={JOIN_SECONDS:.0f}"
+    node = describe_node(arguments)
     assert (node.nodes, node.node_rank, node.arguments) == (2, 1, ["--config", "config.json"])
     assert node.rank_variables(3) == {"RANK": "7", "LOCAL_RANK": "3"}
     assert (node.variables["MASTER_ADDR"], node.variables["MASTER_PORT"]) == ("10.0.0.1", "20000")

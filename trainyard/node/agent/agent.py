@@ -76,6 +76,8 @@ class Agent:
         self._group = find_group(node, manifest)
         self._drain = Drain(node, self._group)
         self._standby: JobUnit | None = None  # of the attempt after the current one
+        self._standby_started_in = 0  # attempt in which a standby was started, or could not be started
+        self._log_writers: list[threading.Thread] = []  # of failed attempts
         self._activity: Activity | None = None
         self._record_read_at = 0.0
         self._state_file = open_state_file(run)
@@ -155,7 +157,9 @@ class Agent:
         return self.stop_requested.is_set()
 
     def _close(self) -> None:
-        """Write the remaining events to S3, and close the connection to the head."""
+        """Write the remaining logs and events to S3, and close the connection to the head."""
+        for writer in self._log_writers:
+            writer.join()
         try:
             self._events.close()
         finally:
@@ -344,17 +348,18 @@ class Agent:
         code = attempt.exit_code()
         if code is None and (attempt.is_aborted or not superseded):
             return
-        # The controller waits for the report of a failure, not for the logs.
+        # The next attempt waits for the report of a failure and for the end of all processes, not for the logs.
         if code and not self._state_file.state.attempt_reported:
             self._report_attempt_end("workers_failed", attempt.number, attempt.failures())
-        self._stop_processes()
+        self._stop_processes(wait_for_logs=not code)
         if code == 0:
             self._report_attempt_end("workers_done", attempt.number)
 
     def _start_standby(self, attempt: AttemptTorchrun) -> None:
         """Start the standby of the next attempt, once the ranks of this attempt do not start any more."""
-        if self._standby is not None or not (attempt.has_standby and attempt.progress()):
+        if self._standby_started_in == attempt.number or not (attempt.has_standby and attempt.progress()):
             return
+        self._standby_started_in = attempt.number
         try:
             self._standby = attempt.start_standby()
         except OSError as error:  # the next attempt starts without it
@@ -407,14 +412,23 @@ class Agent:
             health_check.kill()
             health_check.close()
 
-    def _stop_processes(self) -> None:
+    def _stop_processes(self, wait_for_logs: bool = True) -> None:
         """Stop the processes of health check and attempt and write their remaining logs to S3."""
         self._stop_health_check()
         if self._attempt is not None:
             self._attempt.stop()  # an error is logged, and the next step repeats it
         attempt, self._attempt, self._activity = self._attempt, None, None
-        if attempt is not None:
+        if attempt is not None and wait_for_logs:
             attempt.close()
+        elif attempt is not None:
+            self._log_writers.append(threading.Thread(target=self._close_logs, args=(attempt,), name="logs"))
+            self._log_writers[-1].start()
+
+    def _close_logs(self, attempt: AttemptTorchrun) -> None:
+        try:
+            attempt.close()
+        except Exception as error:
+            LOG.error("logs of attempt %d: %s: %s", attempt.number, type(error).__name__, error)
 
     def _drain_node(self) -> None:
         """Request a checkpoint, stop the workers, report the end, and complete the lifecycle action."""

@@ -172,11 +172,9 @@ class AttemptTorchrun(Torchrun):
             config = self._folder / "config.json"
             config.write_text(run.job.train.model_dump_json())
             folder, job = Path(node.bundle), ["-m", "trainer", "--config", str(config)]
-            launcher = SUPERVISOR if run.job.train.recovery == "in_process" else TRAINER_LAUNCHER
         else:
             assert run.job.command is not None
             folder, job = fetch_source(run.job.source, node.region), list(run.job.command)
-            launcher = TORCHRUN
         command = torchrun_command(
             python=job_python(manifest, run.job.container),
             nodes=control.nodes,
@@ -188,7 +186,7 @@ class AttemptTorchrun(Torchrun):
             logs=self._logs,
             # Another environment than the pinned one may have a torchrun without the option.
             binds_numa=bool(self._group.gpus and manifest.node.use_gpus and not (self._image or manifest.node.venv)),
-            launcher=launcher,
+            launcher=self._launcher,
         )
         requirements = folder / source_environment.REQUIREMENTS
         # A container image has all packages of its job.
@@ -223,10 +221,16 @@ class AttemptTorchrun(Torchrun):
         return variables
 
     @property
+    def _launcher(self) -> str:
+        """The module that starts the ranks of the job."""
+        if self._run.job.train is None:
+            return TORCHRUN
+        return SUPERVISOR if self._run.job.train.recovery == "in_process" else TRAINER_LAUNCHER
+
+    @property
     def has_standby(self) -> bool:
         """Whether a standby can start the next attempt: it is part of the built-in trainer's launcher."""
-        train = self._run.job.train
-        return train is not None and train.recovery == "restart" and self._run.job.standby
+        return self._launcher == TRAINER_LAUNCHER and self._run.job.standby
 
     def start_standby(self) -> JobUnit:
         """Start a process on this node that has imported torch when the next attempt starts; the unit of that attempt.

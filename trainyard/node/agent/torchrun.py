@@ -12,9 +12,9 @@ from trainyard.models.run import Master, RunRecord
 from trainyard.models.run_variables import run_variables
 
 JOIN_SECONDS = 300.0
-TORCHRUN, TRAINER_LAUNCHER = "torch.distributed.run", "trainer.launcher"
+# Modules with the same options. The supervisor replaces ranks that a signal ends.
+TORCHRUN, TRAINER_LAUNCHER, SUPERVISOR = "torch.distributed.run", "trainer.launcher", "trainer.recovery.supervisor"
 STANDBY = "--standby"  # of trainer.launcher
-SUPERVISOR = "trainer.recovery.supervisor"
 # Name of aws-ofi-nccl up to 1.11. Newer versions accept it in NCCL_NET (nvidia_plugin_name_fixup in its
 # src/nccl_ofi_interface_nvidia.cpp).
 OFI_PLUGIN_NAME = "AWS Libfabric"
@@ -41,28 +41,22 @@ def torchrun_command(
     the store on the port of `master`, and the others connect to it for up to `join_seconds`, also if it starts later
     (torch 2.15, static_tcp_rendezvous.py). torchrun does not restart workers: the controller starts a new attempt.
     Every attempt and every health check has a different rendezvous id. `binds_numa`: bind each process to the CPUs of
-    its GPU's NUMA node. `launcher`: module of torchrun, or one of the built-in trainer: its launcher, with the same
-    options, or its supervisor, which replaces ranks that end by a signal and does not bind processes.
+    its GPU's NUMA node. `launcher`: module of torchrun, or one of the built-in trainer with the same options.
     """
-    common = [
-        f"--nnodes={len(nodes)}",
-        f"--node-rank={nodes.index(instance)}",
-        f"--nproc-per-node={processes}",
-        f"--master-addr={master.address}",
-        f"--master-port={master.port}",
-        f"--rdzv-id={rendezvous}",
-        f"--log-dir={logs}",
-    ]
-    if launcher == SUPERVISOR:
-        return [str(python), "-m", SUPERVISOR, *common, f"--join-seconds={round(join_seconds)}", *job]
     return [
         str(python),
         "-m",
         launcher,
-        *common,
+        f"--nnodes={len(nodes)}",
+        f"--node-rank={nodes.index(instance)}",
+        f"--nproc-per-node={processes}",
         "--max-restarts=0",
         "--rdzv-backend=static",
+        f"--master-addr={master.address}",
+        f"--master-port={master.port}",
+        f"--rdzv-id={rendezvous}",
         f"--rdzv-conf=timeout={round(join_seconds)}",
+        f"--log-dir={logs}",
         "--redirects=3",
         "--monitor-interval=0.1",
         *(["--numa-binding=node"] if binds_numa else []),

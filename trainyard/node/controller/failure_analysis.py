@@ -45,9 +45,9 @@ class AttemptFailure:
 
     `nodes`: in the order of their node ranks; each has `processes` ranks. `failures`: (node, failure) of all ranks that
     failed. `departed`: nodes that left their group. `silent`: node -> how it was found to be lost. `hardware`: node ->
-    findings of its health monitor that need an action, as (action, text). `slow`: node -> how one of its ranks is slower
-    than the others. `has_progress`: whether a new checkpoint exists since the previous decision. `were_checked`: whether
-    all nodes passed a health check since that decision. `can_check`: whether the run has health checks.
+    findings of its health monitor that need an action, as (action, text). `slow`: node -> how one of its ranks is
+    slower than the others. `has_progress`: whether a new checkpoint exists since the previous decision. `were_checked`:
+    whether all nodes passed a health check since that decision. `can_check`: whether the run has health checks.
     """
 
     attempt: int

@@ -14,6 +14,7 @@ from tests.polling import eventually
 from tests.trainyard.node.agent.test_agent import OnNode
 from trainyard.models.rank_progress import RankProgress, progress_file
 from trainyard.node.agent import attempt as attempt_module
+from trainyard.node.agent.attempt import AttemptTorchrun
 from trainyard.node.agent.job_process import LOG, STANDBY_FILE
 from trainyard.node.agent.torchrun import TRAINER_LAUNCHER
 
@@ -66,14 +67,17 @@ class StandbyNode(OnNode):
 
     def standby(self) -> psutil.Process:
         """The process that waits for attempt 2, once the ranks of attempt 1 have made a step."""
-        self.started(1)
-        progress = RankProgress(rank=0, step=1, time=1.0, step_seconds=0.1)
-        file = progress_file(self.attempt_folder(1) / "metrics", 0)
-        file.write_text(progress.model_dump_json())
+        self.make_progress()
         eventually(lambda: self.find_standby() is not None, "the standby")
         process = self.find_standby()
         assert process is not None
         return process
+
+    def make_progress(self) -> None:
+        """Make a step in attempt 1."""
+        self.started(1)
+        progress = RankProgress(rank=0, step=1, time=1.0, step_seconds=0.1)
+        progress_file(self.attempt_folder(1) / "metrics", 0).write_text(progress.model_dump_json())
 
     def find_standby(self) -> psutil.Process | None:
         unit = self.agent._standby
@@ -193,3 +197,20 @@ def test_run_without_a_standby_has_none(node: StandbyNode) -> None:
     attempt = node.agent._attempt
     assert attempt is not None
     assert not attempt.has_standby
+
+
+def test_standby_that_cannot_start_is_not_tried_again(node: StandbyNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def fail(attempt: AttemptTorchrun) -> None:
+        calls.append(attempt.number)
+        raise OSError("systemd-run: no memory")
+
+    monkeypatch.setattr(AttemptTorchrun, "start_standby", fail)
+    node.request(attempt=1)
+    node.make_progress()
+    eventually(lambda: bool(calls), "the start of the standby")
+    node.fail(1)
+    node.request(attempt=2)
+    assert node.started(2)["standby"] is False
+    assert calls == [1]
