@@ -51,8 +51,13 @@ def measure_variant(standby: bool, memory: bool) -> dict[str, Recovery]:
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}: {process.stderr[-2000:]}")
-    lines = (ROOT / f"build/rehearsal/{STACK}/results/metrics.jsonl").read_text().splitlines()
-    return dict(zip(FAULTS, find_recoveries([MetricLine.model_validate_json(line) for line in lines]), strict=True))
+    return dict(zip(FAULTS, find_recoveries(read_metrics(ROOT / f"build/rehearsal/{STACK}")), strict=True))
+
+
+def read_metrics(folder: Path) -> list[MetricLine]:
+    """Return the metrics of all attempts on the nodes of a rehearsal. Its results have each step once."""
+    files = folder.glob("nodes/*/opt/trainyard/runs/*/attempt-*/metrics/metrics.jsonl")
+    return [MetricLine.model_validate_json(line) for file in files for line in file.read_text().splitlines()]
 
 
 def find_recoveries(lines: list[MetricLine]) -> list[Recovery]:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.recovery import read_metrics
 from tests.rehearsal.conftest import run_rehearsal
 from trainyard.models.events import NODE_EVENT, AgentEvent, NodeEvent
-from trainyard.models.metrics import MetricLine
 
 pytestmark = pytest.mark.slow
+
+LOCAL = "build/rehearsal/local"
 
 
 def test_job_continues_after_a_rank_is_killed_and_its_peers_hang(tree: Path) -> None:
@@ -22,7 +24,7 @@ def test_job_continues_after_a_rank_is_killed_and_its_peers_hang(tree: Path) -> 
     assert fault in ended.report["faults"]
     assert ended.report["faults_without_effect"] == []
     assert ended.report["last_loss"] < ended.report["first_loss"]
-    lines = read_metrics(tree)
+    lines = read_metrics(tree / LOCAL)
     last = max(line.step for line in lines if line.attempt == 1)
     first = min(line.step for line in lines if line.attempt == 2)
     assert first in (last, last + 1), "at most one step is repeated"
@@ -32,7 +34,7 @@ def test_job_is_not_interrupted_when_an_agent_is_killed(tree: Path) -> None:
     fault = "agent-kill,node=1,step=10"
     ended = run_rehearsal(tree, "--stack", "local", "--set", "job.train.steps=200", "--fault", fault)
     assert (ended.exit_status, ended.report["faults_without_effect"]) == (0, []), ended.stderr
-    steps = [(line.attempt, line.step) for line in read_metrics(tree)]
+    steps = [(line.attempt, line.step) for line in read_metrics(tree / LOCAL)]
     assert steps == [(1, step) for step in range(1, 201)]
 
 
@@ -48,12 +50,6 @@ def test_failure_of_a_node_with_a_broken_gpu_carries_its_health(tree: Path, shar
     }
     assert ("gpu-memory-error", "GPU 1") in set().union(*findings.values())
     assert set() in findings.values(), "the other node is healthy"
-
-
-def read_metrics(tree: Path) -> list[MetricLine]:
-    """Return the metrics of the rehearsal of the stack `local`."""
-    lines = (tree / "build/rehearsal/local/results/metrics.jsonl").read_text().splitlines()
-    return [MetricLine.model_validate_json(line) for line in lines]
 
 
 def read_events(s3: Any, results_uri: str) -> Iterator[NodeEvent]:

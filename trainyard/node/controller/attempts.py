@@ -60,7 +60,8 @@ class Attempts:
             return self._start_next_attempt(now) or self._handle_missing_nodes(now)
         if state.all_have_state("workers_done"):
             return create_completed_outcome(state, self._stack)
-        departed = state.node_states.find_departed_nodes(nodes, state.members)
+        # A node that drains saves a checkpoint with the other ranks, and reports when it has done so.
+        departed = state.node_states.find_departed_nodes(nodes, {*state.members, *self._groups.draining_nodes})
         failed = state.node_states.failed_nodes(attempt, nodes)
         lost = {each.node: each.describe() for each in self.liveness.find_lost_nodes(nodes, failed)}
         if not (departed or failed or lost):
@@ -115,7 +116,8 @@ class Attempts:
         state = self._state
         request = state.control.health_check
         if request is not None:
-            if set(request.nodes) & set(nodes) or set(request.nodes) - set(state.members):
+            is_of_spares = state.run.spares and not set(request.nodes) & set(nodes)
+            if not is_of_spares or set(request.nodes) - set(state.members):
                 state.update_control(health_check=None)  # it was for new nodes that have been removed again
             elif result := self.health_checks.conclude(request, state.run, state.members, now):
                 LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)

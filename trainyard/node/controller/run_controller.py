@@ -78,7 +78,7 @@ class RunController:
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
 
     def _read_reports(self) -> None:
-        for event in self.reports.read_events(self.state.members):
+        for event in self.reports.read_events({*self.state.members, *self.groups.draining_nodes}):
             self._startup.update(event)
             if isinstance(event, AgentEvent):
                 self.state.node_states.update(event)

@@ -22,6 +22,7 @@ class WorkerGroups:
         self._names = [group.autoscaling_group for group in groups]
         self._account = account
         self._latest_members = set(known_members)
+        self.draining_nodes: frozenset[str] = frozenset()  # at the last call of `members`
 
     def members(self) -> list[str]:
         """Return the instances of all groups, without those that are terminating or detaching.
@@ -33,6 +34,7 @@ class WorkerGroups:
             for group in self._account.describe_groups(self._names)
             for instance in group["Instances"]
         }
+        self.draining_nodes = frozenset(name for name, state in states.items() if state == "Terminating:Wait")
         present = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
         missing_once = sorted(self._latest_members - states.keys())
         self._latest_members = set(present)
@@ -43,8 +45,13 @@ class WorkerGroups:
         self._account.terminate_instance(instance)
 
     def mark_unhealthy(self, instance: str) -> None:
-        """Mark a member unhealthy, so that its group replaces it."""
-        self._account.set_unhealthy(instance)
+        """Mark a member unhealthy, so that its group replaces it. An instance that has left its group is ignored."""
+        try:
+            self._account.set_unhealthy(instance)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ValidationError":
+                raise
+            LOG.info("%s was not marked unhealthy: %s", instance, error)
 
     def renew_lease(self, until: float) -> None:
         """Move the end of the lease to `until` (Unix time, seconds)."""

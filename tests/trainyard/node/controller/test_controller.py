@@ -952,3 +952,30 @@ def test_end_of_the_capacity_is_the_reason(account: EmulatedAws) -> None:
     outcome = run.controller.step()
     assert outcome is not None
     assert outcome.reason.startswith("the capacity of the run (capacity) was usable until")
+
+
+def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) -> None:
+    run.cluster.autoscaling.put_lifecycle_hook(
+        AutoScalingGroupName=run.cluster.group,
+        LifecycleHookName="drain",
+        LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
+        HeartbeatTimeout=120,
+    )
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
+    )
+    run.step_until_loss()
+    assert (run.published.aborted_attempt, run.published.waiting_since) == (0, None)
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "drained", 1)
+    run.controller.step()
+    (decision,) = run.published.decisions
+    assert (decision.cause, decision.actions) == ("node", {run.nodes[0]: "none"})
+
+
+def test_node_that_has_left_its_group_cannot_be_marked_unhealthy(run: Run) -> None:
+    run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
+    )
+    run.controller.groups.mark_unhealthy(run.nodes[0])
