@@ -75,7 +75,10 @@ def create_gpu_cluster() -> Cluster:
     cluster = create_cluster(REGION)
     data = {"ImageId": ubuntu_image_id(REGION), "InstanceType": "p4d.24xlarge"}
     client("ec2", REGION).create_launch_template_version(LaunchTemplateName=cluster.stack, LaunchTemplateData=data)
-    cluster.autoscaling.update_auto_scaling_group(AutoScalingGroupName=cluster.group, MaxSize=16)
+    template = {"LaunchTemplateName": cluster.stack, "Version": "2"}
+    cluster.autoscaling.update_auto_scaling_group(
+        AutoScalingGroupName=cluster.group, MaxSize=16, LaunchTemplate=template
+    )
     return cluster
 
 
