@@ -974,7 +974,7 @@ def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) ->
     assert (decision.cause, decision.actions) == ("node", {run.nodes[0]: "none"})
 
 
-def test_node_that_has_left_its_group_cannot_be_marked_unhealthy(run: Run) -> None:
+def test_node_outside_its_group_is_not_marked_unhealthy(run: Run) -> None:
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
         InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
     )
