@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from trainyard.base import StrictModel
 from trainyard.models.layout import RunLayout, complete_checkpoints
 from trainyard.models.metrics import MetricLine
 from trainyard.models.report import FaultInjection
+from trainyard.models.run import Control
 from trainyard.node.agent.state import AGENT_STATE, read_state
 
 POLL_SECONDS = 0.2
@@ -104,14 +105,19 @@ class RankFaults:
     def _inject(self) -> None:
         while (self.remaining or self._lasting) and not self._stopping.wait(POLL_SECONDS):
             self._end_ranks_of_broken_nodes()
-            content = self._data.find(RunLayout(self._run).latest_metrics)
-            if content is None:
-                continue
-            line, now = MetricLine.model_validate_json(content), time.monotonic()
-            self._first_step_at = self._first_step_at or now
-            for scheduled in [*self.remaining]:
-                if line.step >= scheduled.step and now >= self._first_step_at + scheduled.after:
-                    self._inject_scheduled(scheduled)
+            self.inject_due()
+
+    def inject_due(self) -> list[FaultInjection]:
+        """Inject the faults that are due, and return the injections."""
+        content = self._data.find(RunLayout(self._run).latest_metrics)
+        if content is None:
+            return []
+        line, now, before = MetricLine.model_validate_json(content), time.monotonic(), len(self.injections)
+        self._first_step_at = self._first_step_at or now
+        for scheduled in [*self.remaining]:
+            if line.step >= scheduled.step and now >= self._first_step_at + scheduled.after:
+                self._inject_scheduled(scheduled)
+        return self.injections[before:]
 
     def _inject_scheduled(self, scheduled: ScheduledFault) -> None:
         """Inject a fault and record it; it remains when its rank or its node do not run, as between two attempts."""
@@ -133,7 +139,11 @@ class RankFaults:
             return ()
         if isinstance(fault, HeadTerminate | HeadKill):
             return () if inject_head_fault(fault, self._hypervisor, self._stopping) else None
-        ranks = find_ranks(self._run)
+        content = self._data.find(RunLayout(self._run).control)
+        control = Control() if content is None else Control.model_validate_json(content)
+        if control.waiting_since is not None:  # between two attempts, ranks that remain are those of lost nodes
+            return None
+        ranks = find_ranks(self._run, control.nodes)
         if isinstance(fault, RankKill):
             return self._kill(fault, ranks)
         ranks_of_node = [rank for rank in ranks.values() if rank.node == fault.node]
@@ -170,10 +180,11 @@ class RankFaults:
                 fault.end_ranks([rank.process])
 
 
-def find_ranks(run: str) -> dict[int, Rank]:
+def find_ranks(run: str, nodes: Collection[str] | None = None) -> dict[int, Rank]:
     """Return number -> rank of the ranks of a run on this machine, without processes that they have started.
 
-    Variables such as RANK are not visible in /proc for a rank that was forked.
+    `nodes`: instances of the attempt; none: also lost nodes, whose ranks have the same numbers as later ones. Variables
+    such as RANK are not visible in /proc for a rank that was forked.
     """
     logs = {
         process: (environment, log)
@@ -182,6 +193,8 @@ def find_ranks(run: str) -> dict[int, Rank]:
     }
     ranks = {}
     for process, (variables, log) in logs.items():
+        if nodes is not None and variables["TRAINYARD_NODE"] not in nodes:
+            continue
         if _parent(process) in logs:  # the processes that a rank starts inherit its stderr
             continue
         root = _node_root(process, variables)

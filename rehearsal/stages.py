@@ -114,12 +114,13 @@ class Stages:
             inject_into_account=self.context.aws.inject,
             describe=format_fault,
         )
+        last_fault_seconds = max((fault.after for fault in faults.remaining), default=0.0)
         with faults.injecting():
             outcome = follow_run(
                 self.data_bucket(),
                 self.context.result.run,
                 steps=train.steps if train else None,
-                timeout_seconds=OUTCOME_TIMEOUT_SECONDS,
+                timeout_seconds=OUTCOME_TIMEOUT_SECONDS + last_fault_seconds,
                 failure=lambda: hypervisor.failure,
                 log=lambda text: display.print_line("job", text),
                 show=lambda text: display.update_status("job", text),

@@ -5,10 +5,10 @@ from statistics import median
 
 from pydantic import Field
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from rehearsal.chaos.books import Books, keep_books, workers
-from rehearsal.chaos.faults import replaceable_nodes
+from rehearsal.chaos.faults import ends_attempt, replaceable_nodes
 from rehearsal.chaos.recovery import Recovery, find_recoveries
 from rehearsal.run_records import RunRecords
 from trainyard.base import StrictModel
@@ -67,7 +67,7 @@ def build_report(seed: int, report: Report, records: RunRecords, reference: Sequ
     recoveries = find_recoveries(report.injections, records)
     checks = [
         _check("rehearsal", list(report.errors), "no errors"),
-        _check("faults", list(report.faults_without_effect), f"{quantity(len(recoveries), 'fault')} injected", "not: "),
+        _check_faults(report, recoveries),
         *_compare(records.final_lines, reference),
         _check_saved_steps(recoveries),
         _check("leaks", [f"{each.kind} {each.id}" for each in report.leaked], "0 resources"),
@@ -117,6 +117,12 @@ def _check(name: str, problems: list[str], text: str, prefix: str = "") -> Check
     return Check(name=name, ok=not problems, text=prefix + "; ".join(problems) if problems else text)
 
 
+def _check_faults(report: Report, recoveries: Sequence[Recovery]) -> Check:
+    ended_none = [each.fault for each in recoveries if each.attempt is None and ends_attempt(each.fault)]
+    text = f"{quantity(len(recoveries), 'fault')} injected"
+    return _check("faults", [*report.faults_without_effect, *ended_none], text, "without effect: ")
+
+
 def _compare(lines: Sequence[MetricLine], reference: Sequence[MetricLine]) -> list[Check]:
     """Compare losses and order of samples with the reference, step by step."""
     checks = []
@@ -151,7 +157,9 @@ def _check_books(books: Books | None) -> Check:
 
 def print_report(report: ChaosReport, console: Console) -> None:
     """Print checks, recoveries and books as tables."""
-    recoveries = Table("fault", "detected s", "ranks up s", "next step s", "regained s", "repeated")
+    recoveries = Table(
+        Column("fault", overflow="fold"), "detected s", "ranks up s", "next step s", "regained s", "repeated"
+    )
     for each in report.recoveries:
         seconds = [getattr(each, phase) for phase in _PHASES]
         cells = ["-" if value is None else f"{value:.1f}" for value in seconds]

@@ -19,11 +19,12 @@ from rehearsal.hypervisor.process import nvidia_smi as nvidia_smi_module
 from rehearsal.hypervisor.process.gpus import create_gpus, set_module_path
 from rehearsal.hypervisor.process.nvml import pynvml
 from rehearsal.hypervisor.processes import is_alive, send_signal
-from rehearsal.rank_faults import RankFaults, ScheduledFault, find_ranks
+from rehearsal.rank_faults import RankFaults, RankKill, ScheduledFault, find_ranks
 from tests.machines import ROOT
 from tests.metrics import metric
 from tests.polling import eventually
 from trainyard.aws.s3 import Bucket
+from trainyard.models.run import Control
 from trainyard.node.agent.state import AGENT_STATE, AgentStateFile
 from trainyard.node.health.kernel_log import KernelLog
 from trainyard.node.health.nvml import Nvml
@@ -126,6 +127,24 @@ def test_reset_repairs_all_gpus_but_a_lost_one_unless_ranks_run(root: Path, rank
     assert [reading.rule.name for reading in Nvml(2).read()] == ["gpu-lost"]
 
 
+def test_rank_of_a_lost_node_is_never_killed(tmp_path: Path) -> None:
+    bucket, hypervisor = MetricsOfStep(3), cast(Hypervisor, None)
+    bucket.control = Control(attempt=1, nodes=("i-1",), waiting_since=1.0)
+    lost, kill = start_rank(tmp_path / "lost", 0, "i-1"), ScheduledFault(RankKill(rank=0))
+    faults = RankFaults([kill], cast(Bucket, bucket), RUN, hypervisor, refuse_account_fault, format_fault)
+    assert faults.inject_due() == []  # between two attempts
+    replacement = start_rank(tmp_path / "replacement", 0, "i-2")
+    bucket.control = Control(attempt=2, nodes=("i-2",))
+    try:
+        eventually(lambda: bool(faults.inject_due()), "the rank of the next attempt")
+        assert replacement.wait(20) == -signal.SIGKILL
+        assert is_alive(lost)
+    finally:
+        for rank in (lost, replacement):
+            send_signal(rank, signal.SIGKILL)
+            rank.wait()
+
+
 def nvidia_smi(*arguments: str) -> tuple[int, str]:
     """Run nvidia-smi on the node; return exit status and stdout."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -157,13 +176,13 @@ def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) ->
 
 
 class MetricsOfStep:
-    """A bucket whose only object is the newest metric line."""
+    """A bucket with the newest metric line and the requests of the controller."""
 
     def __init__(self, step: int) -> None:
-        self.line = metric(step).model_dump_json().encode()
+        self.line, self.control = metric(step), Control(attempt=1, nodes=("i-0", "i-1"))
 
     def find(self, key: str) -> bytes:
-        return self.line
+        return (self.control if key.endswith("control.json") else self.line).model_dump_json().encode()
 
     def keys(self, prefix: str) -> list[str]:
         return [f"{prefix}step-00000002/.metadata", f"{prefix}step-00000003/rank-0"]
@@ -173,12 +192,12 @@ def refuse_account_fault(fault: Fault) -> None:
     raise AssertionError(f"{fault} is injected into the account")
 
 
-def start_rank(root: Path, node: int) -> psutil.Popen:
-    """Start the only rank of the run on a node."""
+def start_rank(root: Path, node: int, instance: str = "") -> psutil.Popen:
+    """Start the only rank of the run on a node. `instance`: by default the number of the node."""
     folder = root / "opt/trainyard/runs" / RUN
     AgentStateFile(folder / AGENT_STATE).update(first_rank=node)
     log = folder / "attempt-0001/logs/0/attempt_0/0/stderr.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    variables = {"TRAINYARD_RUN": RUN, "TRAINYARD_NODE": f"i-{node}", "TRAINYARD_ROOT": str(root)}
+    variables = {"TRAINYARD_RUN": RUN, "TRAINYARD_NODE": instance or f"i-{node}", "TRAINYARD_ROOT": str(root)}
     with log.open("w") as stderr:
         return psutil.Popen(["sleep", "60"], env=os.environ | variables, stderr=stderr)

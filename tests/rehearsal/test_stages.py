@@ -15,7 +15,7 @@ KEYS = {
     *("ok", "errors", "stack", "backend", "engine", "run", "nodes", "processes_per_node", "resources_created"),
     *("resources_deleted", "retained", "images", "leaked", "phases", "first_loss", "last_loss", "steps", "checkpoints"),
     *("checkpoints_loaded", "results", "results_uri", "objects", "substitutions", "not_rehearsed", "billed"),
-    *("unused_reservations", "faults", "capacity_attempts", "faults_without_effect"),
+    *("unused_reservations", "faults", "capacity_attempts", "faults_without_effect", "injections"),
 }
 
 

@@ -68,7 +68,12 @@ def test_run_that_ended_early_is_reported() -> None:
     ("changes", "name", "text"),
     [
         ({"errors": ("destroy failed",)}, "rehearsal", "destroy failed"),
-        ({"faults_without_effect": ("node-hang,node=1",)}, "faults", "not: node-hang,node=1"),
+        ({"faults_without_effect": ("node-hang,node=1",)}, "faults", "without effect: node-hang,node=1"),
+        (
+            {"injections": (KILL, injection("rank-kill,rank=0,after=20", 60, "a"))},
+            "faults",
+            "without effect: rank-kill,rank=0,after=20",
+        ),
         ({"leaked": (LeakedResource(service="ec2", kind="volume", id="vol-1"),)}, "leaks", "volume vol-1"),
         (
             {"injections": (KILL.model_copy(update={"checkpoint": "step-00000010"}),)},
