@@ -14,6 +14,9 @@ from trainyard.node.controller.agent_server import ReceivedHeartbeat
 SLOW_FACTOR = 1.3
 # A rank must be slow for this many steps: a data loader or a garbage collection may delay some.
 SLOW_STEPS = 50
+# And in this many heartbeats with another step: of steps of 0.2 s, 50 are over after two heartbeats, in which other
+# processes of the node may have delayed it. A health check interrupts the job for about as long.
+SLOW_HEARTBEATS = 10
 MINIMUM_RANKS = 3  # the median of two ranks is that of none
 _SAMPLES = 5
 
@@ -41,8 +44,9 @@ class _Rank:
     node: str
     local_rank: int
     step: int = 0
+    heartbeats: int = 0  # with another step
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
-    slow_since: int | None = None  # step
+    slow_since: tuple[int, int] | None = None  # step and heartbeats
 
 
 class Stragglers:
@@ -62,7 +66,7 @@ class Stragglers:
             for progress in received.heartbeat.ranks:
                 rank = self._ranks.setdefault(progress.rank, _Rank(node, progress.rank % processes))
                 if progress.busy_seconds is not None and progress.step > rank.step:
-                    rank.step = progress.step
+                    rank.step, rank.heartbeats = progress.step, rank.heartbeats + 1
                     rank.samples.append(progress.busy_seconds)
         self._compare()
 
@@ -76,14 +80,16 @@ class Stragglers:
             if seconds <= SLOW_FACTOR * usual:
                 rank.slow_since = None
             elif rank.slow_since is None:
-                rank.slow_since = rank.step
+                rank.slow_since = (rank.step, rank.heartbeats)
 
     def find_slow_ranks(self) -> list[SlowRank]:
-        """Return the ranks that have been slow for SLOW_STEPS steps, the slowest first."""
+        """Return the ranks that have been slow for SLOW_STEPS steps and SLOW_HEARTBEATS, the slowest first."""
         slow = []
         for number, rank in self._ranks.items():
-            if rank.slow_since is not None and rank.step - rank.slow_since >= SLOW_STEPS:
+            if rank.slow_since is None:
+                continue
+            steps, heartbeats = rank.step - rank.slow_since[0], rank.heartbeats - rank.slow_since[1]
+            if steps >= SLOW_STEPS and heartbeats >= SLOW_HEARTBEATS:
                 usual = median_low([median(each.samples) for each in self._ranks.values() if each.samples])
-                steps = rank.step - rank.slow_since
                 slow.append(SlowRank(number, rank.local_rank, rank.node, median(rank.samples), usual, steps))
         return sorted(slow, key=lambda each: -each.busy_seconds)

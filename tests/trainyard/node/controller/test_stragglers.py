@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trainyard.models.connection import Heartbeat
 from trainyard.models.rank_progress import RankProgress
 from trainyard.node.controller.agent_server import ReceivedHeartbeat
-from trainyard.node.controller.stragglers import SLOW_STEPS, Stragglers
+from trainyard.node.controller.stragglers import SLOW_HEARTBEATS, SLOW_STEPS, Stragglers
 
 
 def report(stragglers: Stragglers, step: int, seconds: Sequence[float | None], attempt: int = 1) -> None:
@@ -30,6 +30,14 @@ def test_rank_that_is_slow_for_many_steps_is_a_straggler() -> None:
     assert (slow.rank, slow.local_rank, slow.node) == (3, 1, "i-1")
     expected = "rank 3 (local rank 1 of i-1) has been 1.5 times as slow as the median of all ranks for 50 steps"
     assert slow.describe() == expected
+
+
+def test_rank_of_short_steps_must_be_slow_in_several_heartbeats() -> None:
+    stragglers = Stragglers()
+    for number in range(SLOW_HEARTBEATS + 1):
+        assert stragglers.find_slow_ranks() == []
+        report(stragglers, 1 + SLOW_STEPS * number, [1.0, 1.0, 1.0, 3.0])
+    assert [slow.rank for slow in stragglers.find_slow_ranks()] == [3]
 
 
 def test_rank_that_is_slow_at_times_is_no_straggler() -> None:
