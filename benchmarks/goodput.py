@@ -121,7 +121,6 @@ def main(
     as_json: AsJson = False,
 ) -> None:
     """Simulate runs, and print their goodput and where the other time went."""
-    logging.disable(logging.CRITICAL)
     rows = []
     for each in source or list(Source):
         if each is Source.TRACE and not trace.exists():
@@ -143,4 +142,5 @@ def main(
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # the messages of the controller
     typer.run(main)
