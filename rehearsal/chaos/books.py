@@ -86,23 +86,26 @@ def _run_spans(records: RunRecords, explained: set[int]) -> Iterator[Span]:
     decisions = {decision.attempt: decision for decision in records.decisions}
     ups = _up_times(records)
     attempts = sorted({*decisions, *(line.attempt for line in records.lines)})
+    is_known = True
     since, label = min((each.launch_time for each in workers(records.instances)), default=0.0), CHECK
     for attempt in attempts:
         lines = [line for line in records.lines if line.attempt == attempt]
         up, decision = ups.get(attempt), decisions.get(attempt)
         if up is not None:
-            yield from _split(since, up, label, records)
-            since = up
+            yield from _split(since, up, label, records) if is_known else ()
+            since = max(since, up)
         if lines:
             start = lines[0].time - lines[0].step_seconds
-            yield Span(name=LOAD, start=since, end=start)
+            if is_known:
+                yield Span(name=LOAD, start=since, end=start)
             yield from _step_spans(lines, records, start)
             since = lines[-1].time
         if decision is None:
             break
-        if attempt in explained:
+        is_known = attempt in explained
+        if is_known and decision.time > since:
             yield Span(name=DETECTION, start=since, end=decision.time)
-        since, label = decision.time, _label_after(decision)
+        since, label = max(since, decision.time), _label_after(decision)  # ranks may save a checkpoint after it
     yield Span(name=END, start=since, end=max((each.terminated_time or 0.0 for each in records.instances), default=0.0))
 
 
@@ -128,7 +131,7 @@ def _step_spans(lines: list[MetricLine], records: RunRecords, start: float) -> I
 def _label_after(decision: AttemptDecision) -> str:
     if replaced_nodes(decision):
         return REPLACEMENT
-    if decision.actions:
+    if any(action != "none" for action in decision.actions.values()):
         return REPAIR
     return CHECK if decision.checks_nodes else STOP
 

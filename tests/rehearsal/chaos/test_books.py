@@ -27,7 +27,15 @@ def test_books_of_an_interrupted_run_balance() -> None:
 
 def test_failure_without_a_fault_is_unexplained() -> None:
     books = keep_books([], interrupted_run())
-    assert books.unexplained_share == pytest.approx(10 / 140)
+    assert books.unexplained_share == pytest.approx(2 * (55 - 40) / 140)  # until the next step
+
+
+def test_steps_after_a_decision_count_once() -> None:
+    run = interrupted_run()
+    early = run.model_copy(update={"decisions": (decision(1, 38.0, a="none"),)})
+    books = keep_books([injection("rank-kill,rank=3,after=10", 37.5, "a")], early)
+    assert books.unexplained_share == pytest.approx(0)
+    assert (books.causes["stop"], "repair of nodes" in books.causes) == (2 * 10, False)
 
 
 def test_replaced_node_and_its_replacement_have_their_own_uses() -> None:

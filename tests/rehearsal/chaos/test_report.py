@@ -80,7 +80,7 @@ def test_run_that_ended_early_is_reported() -> None:
             "saved steps",
             "lost from checkpoints: rank-kill,rank=3,after=10: 2 steps",
         ),
-        ({"injections": ()}, "books", "140 instance-seconds billed, 7.1% without a known use"),
+        ({"injections": ()}, "books", "140 instance-seconds billed, 21.4% without a known use"),
     ],
 )
 def test_failed_condition_is_reported(changes: dict[str, Any], name: str, text: str) -> None:
