@@ -16,6 +16,7 @@ MANIFEST = Manifest(
     data_bucket="data",
     staging_bucket="staging",
     head_autoscaling_group="head-1",
+    spares=0,
     groups=(
         WorkerGroup(
             name="workers",

@@ -155,7 +155,7 @@ def test_failed_job_is_reported_with_its_traceback(rehearse: Rehearse, tree: Pat
     assert not ended.report["ok"]
     (error,) = ended.report["errors"]
     assert "rank 1 (local rank 0 of i-" in error
-    assert "failed twice the same way: ValueError: bad value at step 3" in error
+    assert "before: ValueError: bad value at step 3" in error
     assert "line 5, in step" in error
     assert error in ended.stderr
     assert ended.report["leaked"] == []

@@ -254,7 +254,7 @@ class Manifest(StrictModel):
         description="The shared file system, if the stack has one.",
         json_schema_extra={"producer": "infra/components/filesystem.py"},
     )
-    spares: int = Field(0, ge=0, description="Nodes in the worker groups that replace lost nodes of the job.")
+    spares: int = Field(ge=0, description="Nodes in the worker groups that replace lost nodes of the job.")
     node: NodeSettings = Field(description="How nodes get their software.")
     job: Job = Field(description="The job.")
     limits: Limits = Field(description="Deadlines.")
