@@ -40,7 +40,8 @@ def test_job_is_not_interrupted_when_an_agent_is_killed(tree: Path) -> None:
 
 def test_failure_of_a_node_with_a_broken_gpu_carries_its_health(tree: Path, shared: dict[str, str], s3: Any) -> None:
     fault = "gpu,node=1,step=5,gpu=1,xid=94"
-    ended = run_rehearsal(tree, "--stack", "a100-cluster", "--nodes", "2", "--fault", fault, environment=shared)
+    changes = ("--nodes", "2", "--set", "job.train.steps=200")  # the last step is later than the fault
+    ended = run_rehearsal(tree, "--stack", "a100-cluster", *changes, "--fault", fault, environment=shared)
     assert ended.exit_status == 0, ended.stderr
     assert ended.report["faults_without_effect"] == []
     findings = {
