@@ -57,6 +57,7 @@ class Attempts:
         state = self._state
         attempt, nodes = state.control.attempt, state.control.nodes
         if attempt == 0 or state.control.waiting_since is not None:
+            self._replace_silent_nodes(now)
             return self._start_next_attempt(now) or self._handle_missing_nodes(now)
         if state.all_have_state("workers_done"):
             return create_completed_outcome(state, self._stack)
@@ -130,16 +131,25 @@ class Attempts:
 
     def _usable_nodes(self, now: float) -> set[str]:
         """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
+        usable = self._intact_nodes(now)
+        return usable - self.liveness.silent_nodes(usable & self._state.node_states.latest.keys()).keys()
+
+    def _intact_nodes(self, now: float) -> set[str]:
+        """Return the members that are not marked unhealthy and not in repair; they may be silent."""
         state = self._state
-        usable = set(state.members) - set(state.control.unhealthy_nodes) - self.repairs.nodes_in_repair(now)
-        ready = sorted(usable & state.node_states.latest.keys())
+        return set(state.members) - set(state.control.unhealthy_nodes) - self.repairs.nodes_in_repair(now)
+
+    def _replace_silent_nodes(self, now: float) -> None:
+        """Replace nodes that are silent while the run waits for nodes: that it waits is the second sign of their loss.
+
+        The silence of all nodes is a fault of the head or its network.
+        """
+        ready = self._intact_nodes(now) & self._state.node_states.latest.keys()
         silent = self.liveness.silent_nodes(ready)
-        for node, seconds in silent.items():
-            # The silence of all nodes is a fault of the head or its network.
+        for node, seconds in sorted(silent.items()):
             if seconds >= WAITING_SILENCE_SECONDS and len(silent) < len(ready):
                 LOG.warning("%s has sent no heartbeat for %.0f s, and the run waits for it: replaced", node, seconds)
                 self.repairs.replace(node)
-        return usable - silent.keys()
 
     def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
         """Start the next attempt, or the next step towards it, if enough nodes are ready; return as `advance`."""

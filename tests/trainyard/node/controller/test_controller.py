@@ -671,6 +671,21 @@ def test_silent_member_is_replaced_while_others_wait(run: Run, monkeypatch: pyte
     assert list(run.published.unhealthy_nodes) == [run.nodes[1]]
 
 
+@pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (2, 1), (3, 0)])
+def test_silent_node_of_a_running_attempt_is_not_replaced_without_a_second_sign(
+    run: Run, monkeypatch: pytest.MonkeyPatch, nodes: int, spares: int
+) -> None:
+    replaced: list[str] = []
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", replaced.append)
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    run.controller.state.run = run.record.model_copy(update={"nodes": nodes, "spares": spares})
+    run.clock.advance(10 * WAITING_SILENCE_SECONDS)
+    run.send_heartbeats(run.nodes[0])
+    assert run.controller.step() is None
+    assert (replaced, run.published.attempt, run.published.waiting_since) == ([], 1, None)
+
+
 def test_silent_node_of_an_attempt_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: list[str] = []
     monkeypatch.setattr(run.controller.groups, "mark_unhealthy", replaced.append)
