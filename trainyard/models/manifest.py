@@ -191,6 +191,11 @@ class Limits(StrictModel):
         0.0, ge=0, description="Minutes for which the nodes are kept for another run after the job has failed."
     )
 
+    @property
+    def has_health_checks(self) -> bool:
+        """Whether nodes must pass a health check before an attempt uses them."""
+        return self.health_check_timeout_minutes > 0
+
 
 # Fields that may change during a run. Nodes that run keep their image.
 UPDATABLE_FIELDS: Mapping[str, Any] = {

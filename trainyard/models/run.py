@@ -1,5 +1,6 @@
 """State of a run in S3: its record, the requests of the controller, and its outcome."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -179,6 +180,16 @@ class Control(StrictModel):
         description="Unix time that replaces the deadline of the run's record: the controller has read another end of "
         "its Capacity Block, which was extended; none: the record's.",
     )
+
+    @property
+    def latest_decision(self) -> AttemptDecision | None:
+        """The decision on the last attempt that failed since the last progress, if any."""
+        return self.decisions[-1] if self.decisions else None
+
+    def find_spares(self, members: Iterable[str], count: int) -> list[str]:
+        """Return at most `count` members that are spare nodes: outside the attempt, those that passed a check first."""
+        outside = set(members) - set(self.nodes) - set(self.unhealthy_nodes)
+        return sorted(outside, key=lambda node: (node not in self.healthy_nodes, node))[:count]
 
     def first_rank(self, node: str, processes_per_node: int) -> int:
         """Return the global rank of a node's first process in the attempt."""

@@ -1,7 +1,7 @@
 """Scale-out of an active run: the launch adds nodes for the next attempt, and terminates them if that fails."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Control, LaunchResult, RunRecord
@@ -18,7 +18,7 @@ def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -
     Auto Scaling does not list a lost node: it counts as a node of a group that has fewer nodes than the manifest.
     """
     by_group = workers.members_by_group()
-    spares = find_spares([node for nodes in by_group.values() for node in nodes], control, manifest.spares)
+    spares = control.find_spares((node for nodes in by_group.values() for node in nodes), manifest.spares)
     members = {name: set(nodes) & {*control.nodes, *spares} for name, nodes in by_group.items()}
     lost = len({*control.nodes, *spares}) - sum(map(len, members.values()))
     missing = {}
@@ -28,12 +28,6 @@ def missing_nodes(manifest: Manifest, workers: WorkerGroups, control: Control) -
         lost -= min(max(difference, 0), lost)
     missing[group.name] -= lost
     return missing
-
-
-def find_spares(members: Iterable[str], control: Control, count: int) -> list[str]:
-    """Return at most `count` members that are spare nodes: outside the attempt, those that passed a check first."""
-    outside = set(members) - set(control.nodes) - set(control.unhealthy_nodes)
-    return sorted(outside, key=lambda node: (node not in control.healthy_nodes, node))[:count]
 
 
 def scale_out_run(
@@ -83,7 +77,7 @@ def _add_nodes_to_run(
 
 def _terminate_leftover_nodes(launch: LaunchOperation, control: Control, members: list[str]) -> None:
     """Terminate nodes that an earlier launch added before it was killed: their state is unknown."""
-    spares = find_spares(members, control, launch.manifest.spares)
+    spares = control.find_spares(members, launch.manifest.spares)
     leftover = sorted(set(members) - set(control.nodes) - set(spares))
     if leftover:
         launch.workers.terminate(leftover, launch.display)

@@ -100,7 +100,7 @@ class Attempts:
     def _find_unchecked_slow_nodes(self) -> dict[str, str]:
         """Return node -> how one of its ranks is slower than the others, for nodes that were not checked for it."""
         control = self._state.control
-        if control.health_check is not None or not self._state.run.limits.health_check_timeout_minutes:
+        if control.health_check is not None or not self._state.run.limits.has_health_checks:
             return {}
         slow = {each.node: each.describe() for each in reversed(self.stragglers.find_slow_ranks())}
         return {node: text for node, text in slow.items() if node not in control.checked_slow_nodes}
@@ -120,14 +120,12 @@ class Attempts:
             is_of_spares = state.run.spares and not set(request.nodes) & set(nodes)
             if not is_of_spares or set(request.nodes) - set(state.members):
                 state.update_control(health_check=None)  # it was for new nodes that have been removed again
-            elif result := self.health_checks.conclude(request, state.run, state.members, now):
-                LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
-                self._apply_health_check(request, result)
-            return
-        unchecked = self._usable_nodes(now) - set(nodes) - set(state.control.healthy_nodes)
-        ready = state.node_states.ready_nodes(unchecked)
-        if ready and state.run.spares and state.run.limits.health_check_timeout_minutes:
-            self._request_health_check((ready[0],), now)
+            else:
+                self._apply_health_check(request, now)
+        elif state.run.spares and state.run.limits.has_health_checks:
+            unchecked = self._usable_nodes(now) - set(nodes) - set(state.control.healthy_nodes)
+            if ready := state.node_states.ready_nodes(unchecked):
+                self._request_health_check((ready[0],), now)
 
     def _usable_nodes(self, now: float) -> set[str]:
         """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
@@ -170,12 +168,12 @@ class Attempts:
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         """Start an attempt on these nodes, or request a health check if some of them have not passed one."""
         state = self._state
-        latest = state.control.decisions[-1] if state.control.decisions else None
+        latest = state.control.latest_decision
         swapped = latest.swaps_node if latest is not None and latest.attempt == state.control.attempt else None
         nodes = self._rank_order.order(nodes, state.control.nodes, swapped)
         healthy = frozenset(state.control.healthy_nodes)
         new = tuple(node for node in nodes if node not in healthy)
-        if not new or not state.run.limits.health_check_timeout_minutes:
+        if not new or not state.run.limits.has_health_checks:
             self._start_attempt(nodes, save_checkpoint)
             return
         # A running job is not interrupted for a health check: only its new nodes are checked.
@@ -197,27 +195,29 @@ class Attempts:
             LOG.warning("health check %d is cancelled: %s left its group", request.number, departed[0])
             state.update_control(health_check=None)
             return None
-        result = self.health_checks.conclude(request, state.run, state.members, now)
+        result = self._apply_health_check(request, now)
         if result is None:
             return None
-        LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
-        self._apply_health_check(request, result)
         if result.decision == "failed":
             return create_outcome(state, "failed", f"health check of the nodes: {result.reason}")
         return self._start_next_attempt(now, save_checkpoint)
 
-    def _apply_health_check(self, request: HealthCheckRequest, result: HealthCheckResult) -> None:
-        """Record the result of a health check, and replace the nodes that it found unhealthy."""
+    def _apply_health_check(self, request: HealthCheckRequest, now: float) -> HealthCheckResult | None:
+        """Return the result of a health check, and replace the nodes that it found unhealthy; None until it is over."""
+        result = self.health_checks.conclude(request, self._state.run, self._state.members, now)
+        if result is None:
+            return None
+        LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
         for node in result.unhealthy_nodes:
-            self._groups.mark_unhealthy(node)
+            self.repairs.replace(node)
         has_passed, control = result.decision == "passed", self._state.control
         checks_all = has_passed and set(control.nodes) <= set(request.nodes)
         self._state.update_control(
             health_check=None,
             healthy_nodes=tuple(dict.fromkeys((*control.healthy_nodes, *(request.nodes if has_passed else ())))),
-            unhealthy_nodes=(*control.unhealthy_nodes, *result.unhealthy_nodes),
             last_passed_check=control.attempt + 1 if checks_all else control.last_passed_check,
         )
+        return result
 
     def failed_health_check_reason(self) -> str:
         """Return the suffix of a message: the reason of the latest health check, unless it passed."""
@@ -257,21 +257,21 @@ class Attempts:
         time_text = f"{minutes:g} minutes (launch.replacement_minutes) after attempt {state.control.attempt} failed"
         text = f"{ready} of {state.run.nodes} nodes are ready {time_text}{self.failed_health_check_reason()}"
         reason = f"{text}. Set job.resume: {state.run.run} to continue from its newest checkpoint, if it has one"
-        latest = state.control.decisions[-1] if state.control.decisions else None
-        return create_outcome(state, "failed", reason, latest)
+        return create_outcome(state, "failed", reason, state.control.latest_decision)
 
     def _select_smaller_size(self, now: float) -> tuple[str, ...] | None:
         """Return the nodes of the largest size with which the job can continue; None if too few nodes are ready."""
-        sizes = reversed(self._state.run.limits.smaller_sizes)
-        selections = (self._select_nodes(now, size) for size in sizes if size < self._state.run.nodes)
-        return next((nodes for nodes in selections if nodes is not None), None)
+        ready = len(self._state.node_states.ready_nodes(self._usable_nodes(now)))
+        sizes = [
+            size for size in self._state.run.limits.smaller_sizes if size <= ready and size < self._state.run.nodes
+        ]
+        return self._select_nodes(now, max(sizes)) if sizes else None
 
     def _remove_surplus_nodes(self, now: float) -> None:
         """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
         state = self._state
-        outside = set(state.members) - set(state.control.nodes)
-        spares = sorted(outside, key=lambda node: (node not in state.control.healthy_nodes, node))[: state.run.spares]
-        surplus = outside - set(spares)
+        spares = state.control.find_spares(state.members, state.run.spares)
+        surplus = set(state.members) - set(state.control.nodes) - set(spares)
         self._surplus_since = {node: self._surplus_since.get(node, now) for node in surplus}
         for node, since in self._surplus_since.items():
             if now > since + state.run.limits.startup_timeout_minutes * 60 and node not in self._removed:

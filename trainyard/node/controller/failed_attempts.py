@@ -44,7 +44,7 @@ class FailedAttempts:
             slow=slow or {},
             has_progress=has_progress,
             were_checked=control.last_passed_check == control.attempt,
-            can_check=bool(state.run.limits.health_check_timeout_minutes),
+            can_check=state.run.limits.has_health_checks,
         )
         decision = decide(failure, control.decisions)
         level = logging.WARNING if decision.end_reason is None else logging.ERROR

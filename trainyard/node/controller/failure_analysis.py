@@ -19,6 +19,7 @@ from trainyard.models.failure_messages import (
     NODE_REBOOTED,
     PEER_LOST,
 )
+from trainyard.models.node_health import ACTIONS
 
 MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS = 4
 
@@ -36,7 +37,6 @@ _POSSIBLY_HARDWARE = re.compile(
     rf"^{HANG}|CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|uncorrectable|illegal memory access|signal (4|7|8|11)\b"
 )
 _HUNG_RANK = re.compile(r"(?:waiting for|is open:|;) rank (\d+)")
-_SEVERITY: tuple[NodeAction, ...] = ("none", "reset", "reboot", "replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +152,8 @@ def _find_node_faults(
         actions[node] = "replace"
         evidence.append(Evidence(kind="silent", node=node, text=text))
     for node, findings in failure.hardware.items():
-        worst = max((action for action, _ in findings), key=_SEVERITY.index)
-        actions[node] = max(worst, actions.get(node, "none"), key=_SEVERITY.index)
+        worst = max((action for action, _ in findings), key=ACTIONS.index)
+        actions[node] = max(worst, actions.get(node, "none"), key=ACTIONS.index)
         evidence += [Evidence(kind="hardware", node=node, text=text) for _, text in findings]
     for node, text in failure.slow.items():
         actions.setdefault(node, "none")  # the health check confirms it

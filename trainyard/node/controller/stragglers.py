@@ -53,13 +53,14 @@ class Stragglers:
     """The speed of the ranks of one attempt."""
 
     def __init__(self) -> None:
-        self._attempt = 0
+        self._attempt, self._usual_seconds = 0, 0.0
         self._ranks: dict[int, _Rank] = {}
 
     def update(self, attempt: int, processes: int, heartbeats: Mapping[str, ReceivedHeartbeat]) -> None:
         """Add the progress of the ranks in this attempt. `processes`: per node."""
         if attempt != self._attempt:
             self._attempt, self._ranks = attempt, {}
+        has_progress = False
         for node, received in heartbeats.items():
             if received.heartbeat.attempt != attempt:
                 continue
@@ -68,16 +69,18 @@ class Stragglers:
                 if progress.busy_seconds is not None and progress.step > rank.step:
                     rank.step, rank.heartbeats = progress.step, rank.heartbeats + 1
                     rank.samples.append(progress.busy_seconds)
-        self._compare()
+                    has_progress = True
+        if has_progress:
+            self._compare()
 
     def _compare(self) -> None:
         speeds = {number: median(rank.samples) for number, rank in self._ranks.items() if rank.samples}
         if len(speeds) < MINIMUM_RANKS:
             return
-        usual = median_low(speeds.values())
+        self._usual_seconds = median_low(speeds.values())
         for number, seconds in speeds.items():
             rank = self._ranks[number]
-            if seconds <= SLOW_FACTOR * usual:
+            if seconds <= SLOW_FACTOR * self._usual_seconds:
                 rank.slow_since = None
             elif rank.slow_since is None:
                 rank.slow_since = (rank.step, rank.heartbeats)
@@ -90,6 +93,6 @@ class Stragglers:
                 continue
             steps, heartbeats = rank.step - rank.slow_since[0], rank.heartbeats - rank.slow_since[1]
             if steps >= SLOW_STEPS and heartbeats >= SLOW_HEARTBEATS:
-                usual = median_low([median(each.samples) for each in self._ranks.values() if each.samples])
-                slow.append(SlowRank(number, rank.local_rank, rank.node, median(rank.samples), usual, steps))
+                seconds = median(rank.samples)
+                slow.append(SlowRank(number, rank.local_rank, rank.node, seconds, self._usual_seconds, steps))
         return sorted(slow, key=lambda each: -each.busy_seconds)
