@@ -81,7 +81,7 @@ class Agent:
         self._activity: Activity | None = None
         self._record_read_at = 0.0
         self._state_file = open_state_file(run)
-        self._control_read_at = self._refreshed_at = 0.0
+        self._control_read_at = self._refreshed_at = self._polled_at = 0.0
         self._is_ready = self._is_stopped = False
 
     def report_state(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
@@ -129,9 +129,12 @@ class Agent:
         while not self._wait():
             report_progress()
             try:
-                if self._drain.cause():
-                    self._drain_node()
-                    return 0
+                if self._is_poll_due():
+                    if self._drain.cause():
+                        self._drain_node()
+                        return 0
+                    if self._attempt is not None:
+                        self._attempt.forward_logs()
                 if not self._is_ready:
                     self._report_ready()
                 self._step()
@@ -155,6 +158,14 @@ class Agent:
         self._connection.changed.wait(FAST_POLL_SECONDS if is_working else POLL_SECONDS)
         self._connection.changed.clear()
         return self.stop_requested.is_set()
+
+    def _is_poll_due(self) -> bool:
+        """Return whether POLL_SECONDS have passed since it was due: for what need not be done at each fast poll."""
+        now = time.monotonic()
+        if now < self._polled_at + POLL_SECONDS:
+            return False
+        self._polled_at = now
+        return True
 
     def _close(self) -> None:
         """Write the remaining logs and events to S3, and close the connection to the head."""
@@ -326,7 +337,6 @@ class Agent:
 
     def _step_attempt(self, attempt: AttemptTorchrun, control: Control) -> None:
         """Report the progress of an attempt, and end it when its workers have exited or a newer request replaces it."""
-        attempt.forward_logs()
         if not self._state_file.state.up_reported and attempt.are_workers_up():
             self.report_state("workers_up", attempt.number)
             self._state_file.update(up_reported=True)

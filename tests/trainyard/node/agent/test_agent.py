@@ -1,5 +1,6 @@
 """The agent of a node: requests of the controller, drain, restart after a kill, and health checks."""
 
+import itertools
 import sys
 import threading
 import time
@@ -670,3 +671,13 @@ def test_stop_of_the_agent_ends_the_health_check(health_check_node: HealthCheckN
     process = health_check_node.process_id()
     health_check_node.node.close()
     assert not psutil.pid_exists(process)
+
+
+def test_metadata_service_is_not_called_at_each_fast_poll(node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    monkeypatch.setattr(Drain, "cause", lambda _: calls.append(time.monotonic()))
+    monkeypatch.setattr(agent_module, "FAST_POLL_SECONDS", 0.01)
+    node.request(1)
+    node.wait_for("workers_up 1")
+    eventually(lambda: len(calls) > 10, "calls of the metadata service")
+    assert min(later - earlier for earlier, later in itertools.pairwise(calls)) >= agent_module.POLL_SECONDS
