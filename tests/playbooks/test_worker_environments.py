@@ -139,7 +139,7 @@ def test_an_index_outage_of_one_minute_does_not_fail_the_launch(cluster: BootedC
     failures = PlaybookFailures()
     for event in cluster.events(name):
         failures.handle(event)
-        assert not failures.is_final(name, "0001"), failures.message
+        assert not failures.is_final(name, "0001"), failures.messages
     assert (
         cluster.playbook_events(name)[-1].time > started + OUTAGE_SECONDS
     )  # the playbook has waited for the end of the outage

@@ -14,7 +14,6 @@ class PlaybookFailures:
 
     def __init__(self) -> None:
         self.boots: set[str] = set()
-        self.message = ""
         self.messages: dict[tuple[str, str], str] = {}  # (instance, boot) -> message of its last failure
         self._failure_times: dict[tuple[str, str], tuple[float, float]] = {}  # first and last failure
         self._permanent: set[tuple[str, str]] = set()
@@ -27,7 +26,7 @@ class PlaybookFailures:
         if event.status == "failed":
             first, _ = self._failure_times.get((event.instance, event.boot), (event.time, 0.0))
             self._failure_times[event.instance, event.boot] = first, event.time
-            self.message = self.messages[event.instance, event.boot] = event.message
+            self.messages[event.instance, event.boot] = event.message
             if event.is_permanent:
                 self._permanent.add((event.instance, event.boot))
         elif event.status == "ok":

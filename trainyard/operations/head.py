@@ -79,5 +79,6 @@ class _HeadStartup:
             self._failures.handle(event)
         newest_boot = max([*self._controller_boots, *self._failures.boots], default="")
         if self._failures.is_final(head, newest_boot):
-            raise StartupError(f"the head {head} could not be configured: {self._failures.message}")
+            message = self._failures.messages[head, newest_boot]
+            raise StartupError(f"the head {head} could not be configured: {message}")
         return newest_boot in self._controller_boots

@@ -162,7 +162,8 @@ class Builder:
                 display_event(self._display, event)
                 failures.handle(event)
                 if failures.is_final(event.instance, event.boot):
-                    raise StartupError(f"the builder {event.instance} could not be configured: {failures.message}")
+                    message = failures.messages[event.instance, event.boot]
+                    raise StartupError(f"the builder {event.instance} could not be configured: {message}")
                 is_done = is_done or (isinstance(event, PlaybookEvent) and event.status == "ok")
             if not is_done and self._state() in _TERMINATED_STATES:
                 raise StartupError(f"the builder {self.id} terminated before its playbook was complete. Bake again")

@@ -69,7 +69,7 @@ class NodeStartup:
         self._failures = PlaybookFailures()
         # The controller of a new run replaces nodes that fail, or ends the run.
         self._reaction_seconds = CONTROLLER_REACTION_SECONDS if is_new else 0.0
-        self._failed_at: dict[str, float] = {}
+        self._failed_at: dict[tuple[str, str], float] = {}  # (instance, boot) -> monotonic time
         timeout = min(NO_EVENTS_TIMEOUT_SECONDS + self._reaction_seconds, deadline.minutes * 60)
         self._no_events_deadline = time.time() + timeout
 
@@ -115,7 +115,7 @@ class NodeStartup:
         for event in sorted(node_events(self._cursor), key=lambda event: event.time):
             self._handle(event)
             if self._failures.is_final(event.instance, event.boot):
-                self._failed_at.setdefault(event.instance, time.monotonic())
+                self._failed_at.setdefault((event.instance, event.boot), time.monotonic())
         outcome = self._cluster.outcome(self._run)
         if outcome is None:
             self._check_failed_nodes()
@@ -131,13 +131,13 @@ class NodeStartup:
     def _check_failed_nodes(self) -> None:
         """Display the nodes that the controller replaces. Raises StartupError for a failed node that it does not."""
         control = self._cluster.control(self._run) if self._failed_at else None
-        for node, failed_at in list(self._failed_at.items()):
-            message = self._failures.message
+        for (node, boot), failed_at in list(self._failed_at.items()):
             if control is not None and node in control.failed_startups:
                 self._display.line(node, "its startup failed: the controller replaces it")
-                del self._failed_at[node]
+                del self._failed_at[node, boot]
                 self._last_status[node] = "replaced"
             elif time.monotonic() >= failed_at + self._reaction_seconds:
+                message = self._failures.messages[node, boot]
                 raise StartupError(f"node {node} could not be configured: {message}")
 
     def _handle(self, event: Any) -> None:
