@@ -15,31 +15,18 @@ from benchmarks.simulation.faults import Fault
 from benchmarks.simulation.job import SimulatedJob
 from benchmarks.simulation.timeline import Timeline
 from benchmarks.simulation.times import Times
+from tests.manifests import HEALTHY_MEASUREMENTS
 from trainyard.models.connection import Heartbeat
 from trainyard.models.events import AgentEvent, HealthCheckEvent, NodeEvent, RankFailure
 from trainyard.models.failure_messages import HUNG_WITH_PEERS, PEER_LOST
-from trainyard.models.health_check import NodeFault, NodeMeasurements
+from trainyard.models.health_check import NodeFault
 from trainyard.models.node_health import HealthFinding, NodeHealth
 from trainyard.models.rank_progress import RankProgress
 from trainyard.models.run import Control, HealthCheckRequest, NodeRepair
 from trainyard.node.controller.agent_server import ReceivedHeartbeat
 
 GROUP_NAME = "workers"
-HEALTHY = NodeMeasurements(
-    gpus=8,
-    gpu_names=("NVIDIA H100 80GB HBM3",),
-    driver="580.126.09",
-    cuda="13.2",
-    nccl="2.28.3",
-    torch="2.15.0",
-    network="Libfabric",
-    provider="efa",
-    efa_devices=32,
-    matmul_tflops=600.0,
-    nvlink_gbs=450.0,
-    network_gbs=400.0,
-    seconds=20.0,
-)
+HEALTHY = HEALTHY_MEASUREMENTS.model_copy(update={"gpu_names": ("NVIDIA H100 80GB HBM3",), "efa_devices": 32})
 _REPAIRED_BY = {"reset": ("reset",), "reboot": ("reset", "reboot")}
 
 

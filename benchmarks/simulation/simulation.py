@@ -16,10 +16,9 @@ from benchmarks.simulation.ledger import Ledger, Use
 from benchmarks.simulation.nodes import GROUP_NAME, SimulatedNodes
 from benchmarks.simulation.timeline import EPOCH, Timeline
 from benchmarks.simulation.times import Times
-from trainyard.config.shared_settings import NodeSettings
-from trainyard.config.training import TrainerConfig
+from tests.manifests import MANIFEST
 from trainyard.models.layout import RunLayout
-from trainyard.models.manifest import Archive, Job, Limits, Manifest, Subnet, WorkerGroup
+from trainyard.models.manifest import Limits, Manifest, Subnet, WorkerGroup
 from trainyard.models.run import Outcome, RunRecord
 from trainyard.node.controller.lease import RENEWALS_PER_LEASE
 from trainyard.node.controller.run_controller import RunController
@@ -229,40 +228,15 @@ def create_manifest(scenario: Scenario) -> Manifest:
         gpus=PROCESSES,
         efa_interfaces=32,
     )
-    return Manifest(
-        project="trainyard",
-        stack="simulated",
-        account="123456789012",
-        region=REGION,
-        partition="aws",
-        bundle=Archive(uri="s3://staging/bundle/x.tar", sha256="0" * 64),
-        data_bucket="data",
-        staging_bucket="staging",
-        head_autoscaling_group="head",
-        groups=(group,),
-        base_usd_per_hour=0.25,
-        fsx=None,
-        spares=scenario.spares,
-        node=NodeSettings(),
-        job=Job(
-            name="simulated",
-            source=None,
-            command=None,
-            train=TrainerConfig(),
-            data_uri="s3://data/datasets/d/",
-            builtin_corpus=True,
-            resume=None,
-            secrets={},
-            environment={},
-        ),
-        limits=Limits(
-            startup_timeout_minutes=45.0,
-            lease_minutes=LEASE_MINUTES,
-            time_limit_minutes=scenario.seconds / 60 + 60,
-            health_check_timeout_minutes=3.0,
-            max_startup_replacements=2,
-        ),
+    limits = Limits(
+        startup_timeout_minutes=45.0,
+        lease_minutes=LEASE_MINUTES,
+        time_limit_minutes=scenario.seconds / 60 + 60,
+        health_check_timeout_minutes=3.0,
+        max_startup_replacements=2,
     )
+    changes = {"region": REGION, "groups": (group,), "spares": scenario.spares, "limits": limits}
+    return MANIFEST.model_copy(update=changes)
 
 
 def create_record(scenario: Scenario, manifest: Manifest) -> RunRecord:
