@@ -138,6 +138,10 @@ class SimulatedAccount(Account):
         self._desired -= 1
         self._terminate(member)
 
+    def complete_lifecycle_action(self, group: str, hook: str, instance: str) -> None:
+        """Terminate an instance that waits at the lifecycle hook."""
+        self._end(self.instances[instance])
+
     def put_lease(self, groups: Sequence[str], until: float) -> None:
         """Move the end of the lease."""
         self.lease_end = until
@@ -257,5 +261,7 @@ class SimulatedAccount(Account):
         self._timeline.schedule(_HOOK_SECONDS if delay is None else delay, lambda: self._end(instance))
 
     def _end(self, instance: Instance) -> None:
+        if instance.ended_at is not None:
+            return
         instance.state, instance.ended_at, self._described = "Terminated", self._timeline.now, None
         self._free.append(instance.host)

@@ -202,6 +202,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
             "DeleteScheduledAction",
             "TerminateInstanceInAutoScalingGroup",
             "SetInstanceHealth",
+            "CompleteLifecycleAction",
         ),
         _unscoped(
             "DescribeGroups",

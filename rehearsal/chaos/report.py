@@ -7,7 +7,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Column, Table
 
-from rehearsal.chaos.books import Books, keep_books, workers
+from rehearsal.chaos.books import Books, keep_books, replaced_nodes, workers
 from rehearsal.chaos.faults import ends_attempt, replaceable_nodes
 from rehearsal.chaos.recovery import Recovery, find_recoveries
 from rehearsal.run_records import RunRecords
@@ -68,7 +68,7 @@ def build_report(seed: int, report: Report, records: RunRecords, reference: Sequ
     checks = [
         _check("rehearsal", list(report.errors), "no errors"),
         _check_faults(report, recoveries),
-        *_compare(records.final_lines, reference),
+        *_compare(records, reference),
         _check_saved_steps(recoveries),
         _check("leaks", [f"{each.kind} {each.id}" for each in report.leaked], "0 resources"),
         _check("healthy nodes", replaced_healthy_nodes(report.injections, records), "0 replaced", "replaced: "),
@@ -123,22 +123,39 @@ def _check_faults(report: Report, recoveries: Sequence[Recovery]) -> Check:
     return _check("faults", [*report.faults_without_effect, *ended_none], text, "without effect: ")
 
 
-def _compare(lines: Sequence[MetricLine], reference: Sequence[MetricLine]) -> list[Check]:
+def _compare(records: RunRecords, reference: Sequence[MetricLine]) -> list[Check]:
     """Compare losses and order of samples with the reference, step by step."""
+    lines = {line.step: line for line in records.final_lines}
+    lost = _lost_lines(records)
     checks = []
-    for name, fields in (("losses", ("step", "loss", "validation_loss")), ("data order", ("step", "consumed"))):
-        pairs = zip(*([tuple(getattr(line, field) for field in fields) for line in all_lines]
-                      for all_lines in (lines, reference)), strict=False)  # fmt: skip
-        different = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    for name, fields in (("losses", ("loss", "validation_loss")), ("data order", ("consumed",))):
+        pairs = [
+            (line.step, *(tuple(getattr(each, field) for field in fields) for each in (lines[line.step], line)))
+            for line in reference
+            if line.step in lines
+        ]
+        different = next((pair for pair in pairs if pair[1] != pair[2]), None)
+        is_complete = bool(lines) and len(pairs) + len(lost) == len(reference)
         if different is not None:
-            text = f"step {different[1][0]}: {different[0][1:]}, undisturbed {different[1][1:]}"
-            checks.append(Check(name=name, ok=False, text=text))
-        elif len(lines) != len(reference):
-            checks.append(Check(name=name, ok=False, text=f"{len(lines)} of {len(reference)} steps"))
+            text = f"step {different[0]}: {different[1]}, undisturbed {different[2]}"
+        elif not is_complete:
+            text = f"{len(pairs)} of {quantity(len(reference), 'step')}"
         else:
-            text = f"{quantity(len(lines), 'step')} as in the undisturbed run"
-            checks.append(Check(name=name, ok=bool(lines), text=text))
+            text = f"{quantity(len(pairs), 'step')} as in the undisturbed run"
+            text += f"; metrics of {quantity(len(lost), 'step')} were lost with their node" if lost else ""
+        checks.append(Check(name=name, ok=different is None and is_complete, text=text))
     return checks
+
+
+def _lost_lines(records: RunRecords) -> set[int]:
+    """Return the steps whose metric lines a lost node had not uploaded, although its state was copied to another."""
+    lost = set[int]()
+    for decision in records.decisions:
+        before = [line.step for line in records.lines if line.attempt <= decision.attempt]
+        after = [line.step for line in records.lines if line.attempt > decision.attempt]
+        if before and after and replaced_nodes(decision):
+            lost.update(range(max(before) + 1, min(after)))
+    return lost
 
 
 def _check_saved_steps(recoveries: Sequence[Recovery]) -> Check:

@@ -53,15 +53,14 @@ def instances(aws: EmulatedAws, stack: str) -> list[InstanceRecord]:
     return [instance for instance in aws.instances() if instance.tags.get(tags.STACK) == stack]
 
 
-def assert_terminated(aws: EmulatedAws, stack: str, report: dict[str, Any], stderr: str) -> None:
-    """Assert that the launch terminated its worker, nothing leaked, and the billed time does not change in an hour."""
-    (worker,) = [instance.id for instance in instances(aws, stack) if instance.instance_type == "c7i.xlarge"]
-    assert f"rolled back, terminated: {worker}\n" in stderr
+def assert_terminated(aws: EmulatedAws, stack: str, report: dict[str, Any], *, workers: int = 1) -> None:
+    """Assert that all workers are terminated, nothing leaked, and the billed time does not change in an hour."""
     assert {instance.state for instance in instances(aws, stack)} == {"terminated"}
     assert report["leaked"] == []
     aws.advance_clock(HOUR)
     assert [entry.model_dump() for entry in billed_by_type(instances(aws, stack), aws.now())] == report["billed"]
-    assert {entry["type"]: entry["instances"] for entry in report["billed"]} == {"c7i.xlarge": 1, "t3.medium": 1}
+    billed = {entry["type"]: entry["instances"] for entry in report["billed"]}
+    assert billed == {"c7i.xlarge": workers, "t3.medium": 1}
 
 
 def test_launch_terminates_its_nodes_when_capacity_is_short_by_one(
@@ -71,7 +70,9 @@ def test_launch_terminates_its_nodes_when_capacity_is_short_by_one(
     report, stderr = rehearse(tree, account, "short", "--fault", fault, nodes=2)
     (error,) = report["errors"]
     assert "1 of 2 requested nodes, so all are terminated: InsufficientInstanceCapacity in us-east-1a" in error
-    assert_terminated(aws, "short", report, stderr)
+    (worker,) = [instance.id for instance in instances(aws, "short") if instance.instance_type == "c7i.xlarge"]
+    assert f"rolled back, terminated: {worker}\n" in stderr
+    assert_terminated(aws, "short", report)
     assert report["faults"] == [fault]
     assert aws.faults() == []
 
@@ -84,8 +85,8 @@ def test_launch_fails_with_the_message_of_a_failed_playbook(
     tasks = broken / "playbooks/roles/job/tasks/main.yml"  # a role of workers only
     failing_task = "- name: Check the disk\n  ansible.builtin.fail:\n    msg: the disk of this node is missing\n\n"
     tasks.write_text(tasks.read_text().replace("---\n", f"---\n{failing_task}", 1))
-    report, stderr = rehearse(broken, account, "unfit", nodes=1)
+    report, _ = rehearse(broken, account, "unfit", nodes=1)
     (error,) = report["errors"]
     message = "job: Check the disk: the disk of this node is missing"
     assert re.search(f"node i-[0-9a-f]+ could not be configured: {message}", error)
-    assert_terminated(aws, "unfit", report, stderr)
+    assert_terminated(aws, "unfit", report, workers=2)  # the second node failed in the same way as the first

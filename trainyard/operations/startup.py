@@ -70,6 +70,7 @@ class NodeStartup:
         # The controller of a new run replaces nodes that fail, or ends the run.
         self._reaction_seconds = CONTROLLER_REACTION_SECONDS if is_new else 0.0
         self._failed_at: dict[tuple[str, str], float] = {}  # (instance, boot) -> monotonic time
+        self._replaced: set[str] = set()
         timeout = min(NO_EVENTS_TIMEOUT_SECONDS + self._reaction_seconds, deadline.minutes * 60)
         self._no_events_deadline = time.time() + timeout
 
@@ -114,7 +115,7 @@ class NodeStartup:
         """Handle new events; return the run's outcome when it has one. Raises StartupError for a node that failed."""
         for event in sorted(node_events(self._cursor), key=lambda event: event.time):
             self._handle(event)
-            if self._failures.is_final(event.instance, event.boot):
+            if event.instance not in self._replaced and self._failures.is_final(event.instance, event.boot):
                 self._failed_at.setdefault((event.instance, event.boot), time.monotonic())
         outcome = self._cluster.outcome(self._run)
         if outcome is None:
@@ -136,6 +137,7 @@ class NodeStartup:
                 self._display.line(node, "its startup failed: the controller replaces it")
                 del self._failed_at[node, boot]
                 self._last_status[node] = "replaced"
+                self._replaced.add(node)
             elif time.monotonic() >= failed_at + self._reaction_seconds:
                 message = self._failures.messages[node, boot]
                 raise StartupError(f"node {node} could not be configured: {message}")
@@ -147,7 +149,8 @@ class NodeStartup:
             self._ready_agents.add(node)
             if event.state in {"workers_up", "workers_done"}:
                 self._running_nodes.setdefault(event.attempt, set()).add(node)
-        if text := display_event(self._display, event):
+        text = display_event(self._display, event)
+        if text and node not in self._replaced:
             self._last_status[node] = text
 
     def _has_metrics(self, attempt: int) -> bool:

@@ -64,6 +64,20 @@ def test_run_that_ended_early_is_reported() -> None:
     assert failed_checks(chaos(short))["losses"] == "19 of 20 steps"
 
 
+def test_metric_lines_may_be_missing_only_if_they_were_lost_with_a_node() -> None:
+    run = interrupted_run()
+    reference = run.final_lines
+    last = max(line.step for line in run.lines if line.attempt == 1)
+    lines = [line for line in run.lines if (line.step < last if line.attempt == 1 else line.step > last + 1)]
+    without = run.model_copy(update={"lines": tuple(lines)})
+    assert failed_checks(chaos(without, reference))["losses"] == "18 of 20 steps"
+    lost = run.decisions[0].model_copy(update={"actions": {"b": "replace"}})
+    with_lost_node = without.model_copy(update={"decisions": (lost,)})
+    checks = {check.name: check for check in chaos(with_lost_node, reference).checks}
+    assert checks["losses"].ok
+    assert checks["losses"].text == "18 steps as in the undisturbed run; metrics of 2 steps were lost with their node"
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "text"),
     [

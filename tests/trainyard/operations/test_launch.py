@@ -546,4 +546,7 @@ def test_launch_waits_for_the_controller_to_replace_a_failed_node(cluster: clust
     cluster.data.write(RunLayout(run).control, control.model_dump_json().encode())
     with pytest.raises(DeadlineError, match="i-1: replaced"):
         waiting.wait_for_job(1)
-    assert any("the controller replaces it" in line for line in display.lines)
+    cluster.write_playbook_failure_events(run, "i-1", "no disk")  # until it is terminated
+    with pytest.raises(DeadlineError, match="i-1: replaced"):
+        waiting.wait_for_job(1)
+    assert len([line for line in display.lines if "the controller replaces it" in line]) == 1

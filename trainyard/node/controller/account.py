@@ -44,6 +44,10 @@ class Account:
         """Terminate a member of a group without replacement."""
         autoscaling.terminate_instance(self.region, instance)
 
+    def complete_lifecycle_action(self, group: str, hook: str, instance: str) -> None:
+        """Let the termination of a member that waits at a lifecycle hook continue."""
+        autoscaling.complete_lifecycle_action(self.region, group, hook, instance)
+
     def put_lease(self, groups: Sequence[str], until: float) -> None:
         """Create or move the lease of the groups: they are scaled to 0 at `until`, Unix time in seconds."""
         put_lease(self.region, groups, until)

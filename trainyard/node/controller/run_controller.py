@@ -74,6 +74,7 @@ class RunController:
         if self._members_at is not None and now < self._members_at + MEMBERS_POLL_SECONDS:
             return
         self.state.members, self._members_at = self.groups.members(), now
+        self.groups.complete_terminations(set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use()))
         if self._reclaims.has_new_reclaim():
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
 

@@ -1,7 +1,7 @@
 """The cluster's worker groups in Auto Scaling, as the controller uses them: members, lease, scaling to zero."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -19,9 +19,11 @@ class WorkerGroups:
     """
 
     def __init__(self, groups: Iterable[WorkerGroup], account: Account, known_members: Iterable[str] = ()) -> None:
-        self._names = [group.autoscaling_group for group in groups]
+        self._hooks = {group.autoscaling_group: group.lifecycle_hook for group in groups}
+        self._names = [*self._hooks]
         self._account = account
         self._latest_members = set(known_members)
+        self._group_of: dict[str, str] = {}
         self.draining_nodes: frozenset[str] = frozenset()  # at the last call of `members`
 
     def members(self) -> list[str]:
@@ -29,11 +31,10 @@ class WorkerGroups:
 
         AWS's responses are eventually consistent: a member that is missing from two consecutive responses has left.
         """
-        states = {
-            instance["InstanceId"]: instance["LifecycleState"]
-            for group in self._account.describe_groups(self._names)
-            for instance in group["Instances"]
-        }
+        groups = self._account.describe_groups(self._names)
+        described = {each["InstanceId"]: (group, each) for group in groups for each in group["Instances"]}
+        states = {name: each["LifecycleState"] for name, (_, each) in described.items()}
+        self._group_of = {name: group["AutoScalingGroupName"] for name, (group, _) in described.items()}
         self.draining_nodes = frozenset(name for name, state in states.items() if state == "Terminating:Wait")
         present = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
         missing_once = sorted(self._latest_members - states.keys())
@@ -52,6 +53,21 @@ class WorkerGroups:
             if error.response["Error"]["Code"] != "ValidationError":
                 raise
             LOG.info("%s was not marked unhealthy: %s", instance, error)
+
+    def complete_terminations(self, instances: Collection[str]) -> None:
+        """Let the termination of these instances continue, as far as they wait at the lifecycle hook of their group.
+
+        A node that has failed, or does not respond, does not complete its own lifecycle action: AWS would bill it until
+        the timeout of the hook.
+        """
+        for instance in self.draining_nodes.intersection(instances):
+            group = self._group_of[instance]
+            try:
+                self._account.complete_lifecycle_action(group, self._hooks[group], instance)
+            except ClientError as error:
+                if error.response["Error"]["Code"] != "ValidationError":
+                    raise
+                LOG.info("the termination of %s continues already: %s", instance, error)
 
     def renew_lease(self, until: float) -> None:
         """Move the end of the lease to `until` (Unix time, seconds)."""

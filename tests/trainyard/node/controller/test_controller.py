@@ -969,13 +969,30 @@ def test_end_of_the_capacity_is_the_reason(account: EmulatedAws) -> None:
     assert outcome.reason.startswith("the capacity of the run (capacity) was usable until")
 
 
-def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) -> None:
-    run.cluster.autoscaling.put_lifecycle_hook(
-        AutoScalingGroupName=run.cluster.group,
-        LifecycleHookName="drain",
+def put_termination_hook(cluster: Cluster) -> None:
+    cluster.autoscaling.put_lifecycle_hook(
+        AutoScalingGroupName=cluster.group,
+        LifecycleHookName=cluster.manifest.groups[0].lifecycle_hook,
         LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
         HeartbeatTimeout=120,
     )
+
+
+def test_replaced_node_does_not_wait_at_the_lifecycle_hook(account: EmulatedAws) -> None:
+    run = StartingRun(create_cluster(REGION))
+    put_termination_hook(run.cluster)
+    limits = run.record.limits.model_copy(update={"max_startup_replacements": 1})
+    run.record = run.record.model_copy(update={"limits": limits})
+    run.start_controller()
+    run.fail_startup(run.nodes[0])
+    run.controller.step()
+    run.step_with_members()
+    members = {each["InstanceId"]: each["LifecycleState"] for each in run.cluster.describe_group()["Instances"]}
+    assert members.get(run.nodes[0]) != "Terminating:Wait"
+
+
+def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) -> None:
+    put_termination_hook(run.cluster)
     run.step("ready", 0)
     run.step("workers_up", 1)
     run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
