@@ -204,7 +204,8 @@ class Attempts:
 
     def _apply_health_check(self, request: HealthCheckRequest, now: float) -> HealthCheckResult | None:
         """Return the result of a health check, and replace the nodes that it found unhealthy; None until it is over."""
-        result = self.health_checks.conclude(request, self._state.run, self._state.members, now)
+        slow = self._state.control.checked_slow_nodes
+        result = self.health_checks.conclude(request, self._state.run, self._state.members, now, slow)
         if result is None:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)

@@ -5,7 +5,7 @@ A node is replaced only after two failed health checks, and never for a fault of
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
@@ -56,12 +56,13 @@ def evaluate(
     processes: int,
     others: Mapping[str, NodeMeasurements],
     overdue_minutes: float | None,
+    slow_nodes: Collection[str] = (),
 ) -> Evaluation:
     """Evaluate the reports of all nodes.
 
     `events`: node -> its report. `processes`: processes per node. `others`: measurements of other nodes, which
     passed an earlier health check. `overdue_minutes`: the time in which all nodes should have reported; None if the
-    health check was stopped earlier.
+    health check was stopped earlier. `slow_nodes`: nodes with a rank that was slower than the others.
     """
     groups = {group.name: group for group in manifest.groups}
     software_location = manifest.job.container or "the image"
@@ -75,7 +76,7 @@ def evaluate(
             group, uses_gpus = groups[event.group], groups[event.group].gpus and manifest.node.use_gpus
             hardware = _evaluate_hardware(event.measurements, group, processes, software_location) if uses_gpus else ()
             faults[node] = [*hardware, *event.faults]
-    for node, text in _find_slow_nodes(nodes, events, groups, manifest):
+    for node, text in _find_slow_nodes(nodes, events, groups, manifest, slow_nodes):
         if not any(fault.kind == "matmul" for fault in faults[node]):
             faults[node].append(NodeFault(kind="matmul", text=text))
     shared_faults = list(_evaluate_versions(nodes, events, others, faults))
@@ -120,20 +121,24 @@ def _find_slow_nodes(
     events: Mapping[str, HealthCheckEvent],
     groups: Mapping[str, WorkerGroup],
     manifest: Manifest,
+    slow_nodes: Collection[str],
 ) -> Iterator[tuple[str, str]]:
-    """Yield (node, text) of GPU nodes with a GPU that is much slower than those of the other nodes of its type."""
+    """Yield (node, text) of nodes with a GPU that is much slower than those of the other nodes of their type.
+
+    Nodes without GPUs are compared only if one of their ranks was slow: other processes may delay a CPU.
+    """
     rates: dict[str, dict[str, float]] = {}
     for node in nodes:
         event = events.get(node)
-        if event is not None and manifest.node.use_gpus and event.measurements.matmul_tflops is not None:
-            group = groups[event.group]
-            if group.gpus:
-                rates.setdefault(group.instance_type, {})[node] = event.measurements.matmul_tflops
+        if event is not None and event.measurements.matmul_tflops is not None:
+            rates.setdefault(groups[event.group].instance_type, {})[node] = event.measurements.matmul_tflops
     for instance_type, measured in rates.items():
         usual = median_high(measured.values())
         for node, rate in measured.items():
-            if rate * SLOW_FACTOR < usual:
-                text = f"the slowest GPU multiplies matrices at {rate:g} TFLOP/s, other {instance_type} nodes at"
+            has_gpus = groups[events[node].group].gpus > 0 and manifest.node.use_gpus
+            if rate * SLOW_FACTOR < usual and (has_gpus or node in slow_nodes):
+                device = "the slowest GPU" if has_gpus else "the slowest process"
+                text = f"{device} multiplies matrices at {rate:g} TFLOP/s, other {instance_type} nodes at"
                 yield node, f"{text} {usual:g}"
 
 

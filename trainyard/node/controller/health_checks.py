@@ -45,11 +45,16 @@ class HealthChecks:
             self._fault_received_at.setdefault(event.number, self._clock.monotonic())
 
     def conclude(
-        self, request: HealthCheckRequest, run: RunRecord, members: Collection[str], now: float
+        self,
+        request: HealthCheckRequest,
+        run: RunRecord,
+        members: Collection[str],
+        now: float,
+        slow_nodes: Collection[str] = (),
     ) -> HealthCheckResult | None:
         """Return and store the result of a health check; None until all nodes have reported or their time is over.
 
-        `members`: instances of the worker groups.
+        `members`: instances of the worker groups. `slow_nodes`: nodes with a rank that was slower than the others.
         """
         events, minutes = self._events.get(request.number, {}), run.limits.health_check_timeout_minutes
         overdue = now >= request.requested_at + minutes * 60 + REPORT_GRACE_SECONDS
@@ -62,7 +67,9 @@ class HealthChecks:
             node: values for node, values in self._healthy.items() if node in members and node not in request.nodes
         }
         overdue_minutes = minutes if overdue else None
-        evaluation = evaluate(request.nodes, events, self._manifest, run.processes_per_node, others, overdue_minutes)
+        evaluation = evaluate(
+            request.nodes, events, self._manifest, run.processes_per_node, others, overdue_minutes, slow_nodes
+        )
         replaced = sum(len(result.unhealthy_nodes) for result in failed)
         decision = decide(evaluation, failed[0] if failed else None, replaced, run.nodes)
         self.latest = HealthCheckResult(
