@@ -127,6 +127,10 @@ def _create_group(
             instance_profile=identity.worker_profile,
             placement_group=placement_group.name if is_placed else None,
             user_data=_user_data(inputs, storage, "worker", plan.name),
+            # Reserved capacity has none for a replacement before the unhealthy node is terminated.
+            launches_before_terminating=not (
+                plan.reservation or plan.open_reservations or settings.reserves_capacity(plan)
+            ),
         ),
         _after_network(network),
     )

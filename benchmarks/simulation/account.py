@@ -132,11 +132,12 @@ class SimulatedAccount(Account):
             self.false_replacements.append(instance)
         self._timeline.schedule(self._times.group_reaction.seconds, lambda: self._replace(member))
 
-    def terminate_instance(self, instance: str) -> None:
-        """Terminate a member without replacement."""
+    def terminate_instance(self, instance: str, *, is_replaced: bool = False) -> None:
+        """Terminate a member, without a replacement unless `is_replaced`."""
         member = self._member(instance)
-        self._desired -= 1
+        self._desired -= 0 if is_replaced else 1
         self._terminate(member)
+        self._launch_missing()
 
     def complete_lifecycle_action(self, group: str, hook: str, instance: str) -> None:
         """Terminate an instance that waits at the lifecycle hook."""

@@ -19,6 +19,12 @@ HEARTBEAT_SECONDS = 120  # as long as the notice of a Spot interruption
 # The provider waits 10 minutes for the end of a group's instances; large types shut down for up to 20 minutes.
 _TIMEOUTS = pulumi.CustomTimeouts(update="40m", delete="40m")
 
+# While an unhealthy node runs, its replacement cannot run on the same host. Source: Auto Scaling user guide, "Instance
+# maintenance policies".
+_LAUNCH_FIRST = aws.autoscaling.GroupInstanceMaintenancePolicyArgs(
+    min_healthy_percentage=100, max_healthy_percentage=200
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroupArgs:
@@ -26,7 +32,8 @@ class WorkerGroupArgs:
 
     `instance_types`: the type of the launch template first, then other types of Spot Instances that support its network
     interfaces.
-    `subnet_id` is the first that the launch tries. `root_volume_throughput` is in MiB/s.
+    `subnet_id` is the first that the launch tries. `root_volume_throughput` is in MiB/s. `launches_before_terminating`:
+    the group keeps an unhealthy node until its replacement runs.
     """
 
     scope: Scope
@@ -42,6 +49,7 @@ class WorkerGroupArgs:
     instance_profile: pulumi.Input[str]
     placement_group: pulumi.Input[str] | None
     user_data: pulumi.Input[str]
+    launches_before_terminating: bool
 
 
 class WorkerGroup(pulumi.ComponentResource):
@@ -102,6 +110,7 @@ class WorkerGroup(pulumi.ComponentResource):
             vpc_zone_identifiers=[args.subnet_id],
             health_check_type="EC2",
             health_check_grace_period=HEALTH_CHECK_GRACE_SECONDS,
+            instance_maintenance_policy=_LAUNCH_FIRST if args.launches_before_terminating else None,
             suspended_processes=["AZRebalance"],
             # A launch that rolls back must not terminate older nodes.
             termination_policies=["NewestInstance"],

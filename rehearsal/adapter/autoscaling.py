@@ -37,6 +37,7 @@ class AutoScalingGroup(Handler):
                 "onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotAllocationStrategy", "spotMaxPrice"
             ),
         ),
+        instanceMaintenancePolicy=input_keys("minHealthyPercentage", "maxHealthyPercentage"),
         instanceRefresh=input_keys("strategy", preferences=input_keys("minHealthyPercentage", "instanceWarmup")),
         tags=input_keys("key", "value", "propagateAtLaunch"),
     )
@@ -124,8 +125,14 @@ class AutoScalingGroup(Handler):
         else:
             template = call.inputs["launchTemplate"]
             launch = {"LaunchTemplate": {"LaunchTemplateId": template["id"], "Version": template["version"]}}
+        # -1 removes it: API reference, InstanceMaintenancePolicy.
+        maintenance = call.inputs.get("instanceMaintenancePolicy") or {
+            "minHealthyPercentage": -1,
+            "maxHealthyPercentage": -1,
+        }
         return {
             **launch,
+            "InstanceMaintenancePolicy": to_api_names(maintenance),
             "VPCZoneIdentifier": ",".join(call.inputs["vpcZoneIdentifiers"]),
             **call.api_arguments(
                 minSize="MinSize",

@@ -72,10 +72,10 @@ def set_desired_capacity(region: str, group: str, instances: int) -> None:
     )
 
 
-def terminate_instance(region: str, instance: str) -> None:
-    """Terminate a member of a group and decrement the desired capacity, so that it is not replaced."""
+def terminate_instance(region: str, instance: str, *, is_replaced: bool = False) -> None:
+    """Terminate a member of a group. Unless `is_replaced`, decrement the desired capacity, so that none replaces it."""
     client("autoscaling", region).terminate_instance_in_auto_scaling_group(
-        InstanceId=instance, ShouldDecrementDesiredCapacity=True
+        InstanceId=instance, ShouldDecrementDesiredCapacity=not is_replaced
     )
 
 

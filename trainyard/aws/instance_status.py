@@ -8,7 +8,7 @@ _IDS_PER_CALL = 100
 
 
 def find_impaired_instances(region: str, instances: Iterable[str]) -> dict[str, str]:
-    """Return instance -> reason, for those that are not running, or whose status checks fail.
+    """Return instance -> reason, for those that do not run any more, or whose status checks fail.
 
     EC2 repeats a status check every minute (EC2 user guide, "Status checks for Amazon EC2 instances"). Instances that
     EC2 does not describe are omitted.
@@ -21,7 +21,7 @@ def find_impaired_instances(region: str, instances: Iterable[str]) -> dict[str, 
         for status in response["InstanceStatuses"]:
             state = status["InstanceState"]["Name"]
             failed = [name for name in ("InstanceStatus", "SystemStatus") if status[name]["Status"] == "impaired"]
-            if state != "running":
+            if state not in ("pending", "running"):
                 reasons[status["InstanceId"]] = f"EC2 reports the state {state}"
             elif failed:
                 reasons[status["InstanceId"]] = f"EC2 reports {' and '.join(failed)} impaired"

@@ -72,6 +72,25 @@ class FaultInjection(StrictModel):
     checkpoint: str | None = Field(description="Newest complete checkpoint at that time; null without one.")
 
 
+class Recovery(StrictModel):
+    """Recovery from one fault. Seconds count from the injection; null: the fault did not end the attempt."""
+
+    fault: str = Field(description="The fault, in the syntax of --fault.")
+    kind: str = Field(description="The fault without place and time.")
+    time: float = Field(description="Unix time of the injection, seconds.")
+    nodes: tuple[str, ...] = Field(description="Instances that it affected; empty for a fault of the account.")
+    attempt: int | None = Field(description="Attempt that it ended; null: the job continued.")
+    detected_seconds: float | None = Field(None, description="Seconds to the decision of the controller.")
+    restarted_seconds: float | None = Field(None, description="Seconds to the start of all ranks of the next attempt.")
+    next_step_seconds: float | None = Field(None, description="Seconds to the end of the first step afterwards.")
+    regained_seconds: float | None = Field(None, description="Seconds until the last step before it was done again.")
+    repeated_steps: int = Field(0, ge=0, description="Steps that were done before it and again after it.")
+    unsaved_steps: int = Field(0, ge=0, description="Of these, steps that the newest checkpoint at the time contained.")
+    longest_step_seconds: float | None = Field(
+        None, description="Longest time between two steps after it, if the job continued."
+    )
+
+
 class Report(StrictModel):
     """The result of one rehearsal, from the preview to the audit after destroy."""
 
@@ -100,6 +119,8 @@ class Report(StrictModel):
         (), description="Faults of --fault of which no call or instance was affected; limits are not among them."
     )
     injections: tuple[FaultInjection, ...] = Field((), description="Faults that were injected while the job ran.")
+    recoveries: tuple[Recovery, ...] = Field((), description="Recovery from each of these faults.")
+    replacements: int = Field(0, ge=0, description="Worker nodes that were launched after the first step.")
     phases: dict[str, float] = Field(
         description="Seconds per phase; phases do not overlap and add up to the total time."
     )

@@ -33,6 +33,7 @@ _SUPPORTED_KEYS = frozenset(
         "DesiredCapacity",
         "HealthCheckGracePeriod",
         "HealthCheckType",
+        "InstanceMaintenancePolicy",
         "LaunchTemplate",
         "MaxSize",
         "MinSize",
@@ -154,7 +155,25 @@ def create_auto_scaling_group(self: Any) -> ActionResult:
     response = _moto_create(self)
     group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
     group.capacity_reservation_specification = specification
+    group.instance_maintenance_policy = _maintenance_policy(self._get_param("InstanceMaintenancePolicy"))
     return response
+
+
+def _maintenance_policy(policy: dict[str, Any] | None) -> dict[str, int] | None:
+    """Validate an InstanceMaintenancePolicy; without one, and with -1, a group has the default behavior.
+
+    Source: Auto Scaling API reference, InstanceMaintenancePolicy.
+    """
+    if not policy or int(policy["MinHealthyPercentage"]) == -1:
+        return None
+    minimum, maximum = int(policy["MinHealthyPercentage"]), int(policy["MaxHealthyPercentage"])
+    if not (0 <= minimum <= 100 <= maximum <= 200 and maximum - minimum <= 100):
+        raise ValidationError(
+            f"MinHealthyPercentage {minimum} and MaxHealthyPercentage {maximum} are not valid together."
+        )
+    if minimum < 100:
+        raise NotImplementedError("an instance maintenance policy that does not launch before terminating")
+    return {"MinHealthyPercentage": minimum, "MaxHealthyPercentage": maximum}
 
 
 def set_desired_capacity(self: Any) -> ActionResult:
@@ -194,6 +213,8 @@ def update_auto_scaling_group(self: Any) -> ActionResult:
     ):
         if self._get_param(key) is not None:
             setattr(group, attribute, self._get_param(key))
+    if (policy := self._get_param("InstanceMaintenancePolicy")) is not None:
+        group.instance_maintenance_policy = _maintenance_policy(policy)
     bound = min(max(group.desired_capacity, group.min_size), group.max_size)
     if bound != group.desired_capacity:  # moto counts members that are terminating
         group.set_desired_capacity(bound)

@@ -188,7 +188,8 @@ def set_instance_health(self: Any, instance_id: str, health_status: str, respect
             return
     member.health_status = health_status
     if health_status != "Healthy" and not is_suspended(group, "ReplaceUnhealthy"):
-        terminate_member(member)
+        if group.instance_maintenance_policy is None:
+            terminate_member(member)
         group.set_desired_capacity(group.desired_capacity)
 
 
@@ -204,10 +205,18 @@ def terminate_instance(self: Any, instance_id: str, should_decrement: bool) -> T
 
 
 def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
-    """Launch or terminate members, oldest first. Terminating members and those in standby do not count."""
+    """Launch or terminate members, oldest first. Terminating members and those in standby do not count.
+
+    Unhealthy members, which exist in groups with an instance maintenance policy, do not count either.
+    """
     self.retry_at = None
     self.desired_capacity = self.min_size if new_capacity is None else int(new_capacity)
-    counted = [each for each in self.instance_states if not is_terminating(each) and each.lifecycle_state != "Standby"]
+    present = [each for each in self.instance_states if not is_terminating(each) and each.lifecycle_state != "Standby"]
+    counted = [each for each in present if each.health_status == "Healthy"]
+    if _have_replacements(self):
+        for member in present:
+            if member not in counted:
+                terminate_member(member)
     missing = self.desired_capacity - len(counted)
     if missing > 0 and not is_suspended(self, "Launch"):
         self.replace_autoscaling_group_instances(missing, {})
@@ -218,6 +227,27 @@ def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
     if self.name in self.autoscaling_backend.autoscaling_groups:
         self.autoscaling_backend.update_attached_elbs(self.name)
         self.autoscaling_backend.update_attached_target_groups(self.name)
+
+
+def _have_replacements(group: Any) -> bool:
+    """Return whether enough healthy members are in service, so that unhealthy ones are terminated."""
+    members = [(each.health_status, each.lifecycle_state) for each in group.instance_states]
+    return members.count(("Healthy", "InService")) >= int(group.desired_capacity)
+
+
+def _due_replacements() -> Iterator[Due]:
+    """Yield the terminations of unhealthy members whose replacements are in service.
+
+    Auto Scaling user guide, "Instance maintenance policies": the group first launches an instance and waits for it.
+    """
+    backends: Any = autoscaling_backends
+    for _, _, backend in backends.iter_backends():
+        for group in backend.autoscaling_groups.values():
+            unhealthy = [each for each in group.instance_states if each.health_status != "Healthy"]
+            waiting = group.instance_maintenance_policy and not all(map(is_terminating, unhealthy))
+            if waiting and _have_replacements(group):
+                when = max((getattr(each, "in_service_since", 0.0) for each in group.instance_states), default=0.0)
+                yield when, lambda group=group: group.set_desired_capacity(group.desired_capacity)  # type: ignore[misc]
 
 
 def _launch_missing(self: Any, launcher: Launcher, count_needed: int, propagated_tags: dict[str, str]) -> None:
@@ -243,9 +273,11 @@ def install(launcher: Launcher) -> None:
         replace_autoscaling_group_instances=partialmethod(_launch_missing, launcher),
         retry_at=None,
         capacity_reservation_specification=None,
+        instance_maintenance_policy=None,
     )
     extend(AutoScalingBackend, notify_terminate_instances, set_instance_health, terminate_instance)
     CLOCK.add_source(_due_retries)
+    CLOCK.add_source(_due_replacements)
 
 
 def _due_retries() -> Iterator[Due]:

@@ -40,9 +40,9 @@ class Account:
         """Mark a member of a group unhealthy: the group replaces it."""
         autoscaling.set_unhealthy(self.region, instance)
 
-    def terminate_instance(self, instance: str) -> None:
-        """Terminate a member of a group without replacement."""
-        autoscaling.terminate_instance(self.region, instance)
+    def terminate_instance(self, instance: str, *, is_replaced: bool = False) -> None:
+        """Terminate a member of a group, without a replacement unless `is_replaced`."""
+        autoscaling.terminate_instance(self.region, instance, is_replaced=is_replaced)
 
     def complete_lifecycle_action(self, group: str, hook: str, instance: str) -> None:
         """Let the termination of a member that waits at a lifecycle hook continue."""
@@ -57,7 +57,7 @@ class Account:
         cancel_scheduled_start(self.region, groups)
 
     def find_impaired_instances(self, instances: Collection[str]) -> dict[str, str]:
-        """Return instance -> reason, for those that are not running, or whose status checks fail."""
+        """Return instance -> reason, for those that do not run any more, or whose status checks fail."""
         return find_impaired_instances(self.region, instances)
 
     def describe_network_nodes(self, instances: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

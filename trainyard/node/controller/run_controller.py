@@ -51,7 +51,8 @@ class RunController:
         self.lease = Lease(self.state, self.groups, account.region)
         health_checks = HealthChecks(node, manifest, run.run, data, clock)
         self.attempts = Attempts(self.state, account, self.groups, health_checks, manifest)
-        self._startup, self._deadline = StartupWatch(), RunDeadline(account.region)
+        self._startup = StartupWatch(account.find_impaired_instances)
+        self._deadline = RunDeadline(account.region)
         self._reclaims = ReclaimWatch(manifest.groups, account.region)
         self._members_at: float | None = None
         self._has_ended = False
@@ -74,7 +75,9 @@ class RunController:
         if self._members_at is not None and now < self._members_at + MEMBERS_POLL_SECONDS:
             return
         self.state.members, self._members_at = self.groups.members(), now
-        self.groups.complete_terminations(set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use()))
+        unhealthy = set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use())
+        self.groups.complete_terminations(unhealthy)
+        self.groups.terminate_unreplaced(unhealthy, now)
         if self._reclaims.has_new_reclaim():
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
 
@@ -132,7 +135,7 @@ class RunController:
             reason = None
             if failure.is_permanent:
                 reason = failure.describe()
-            elif same is not None:
+            elif same is not None and not failure.is_of_instance:
                 reason = f"{failure.describe()}. The startup of {same} failed in the same way before"
             elif len(failed) >= limit:
                 text = f"{quantity(limit, 'replacement')} (launch.max_startup_replacements)"

@@ -1,20 +1,32 @@
 """Watches the startup of nodes: finds those that will not become ready, so that the others do not wait for them."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.models.startup_failures import NO_EVENTS_TIMEOUT_SECONDS, PlaybookFailures
 from trainyard.quantity import quantity
 
+STATUS_POLL_SECONDS = 30.0
+# Two status checks: EC2 repeats them every minute (EC2 user guide, "Status checks for Amazon EC2 instances").
+IMPAIRED_SECONDS = 60.0
+LOG = logging.getLogger("controller")
+
 
 @dataclass(frozen=True)
 class StartupFailure:
-    """Why a node will not become ready. `is_permanent`: the startup of any node would fail in the same way."""
+    """Why a node will not become ready.
+
+    `is_permanent`: the startup of any node would fail in the same way. `is_of_instance`: no other node would.
+    """
 
     node: str
     message: str
     is_permanent: bool = False
+    is_of_instance: bool = False
 
     def describe(self) -> str:
         """Return the failure in one sentence."""
@@ -22,9 +34,16 @@ class StartupFailure:
 
 
 class StartupWatch:
-    """Finds nodes that will not become ready."""
+    """Finds nodes that will not become ready.
 
-    def __init__(self) -> None:
+    `find_impaired`: returns instance -> reason for those that EC2 reports as impaired.
+    """
+
+    def __init__(self, find_impaired: Callable[[Collection[str]], Mapping[str, str]]) -> None:
+        self._find_impaired = find_impaired
+        self._reasons: Mapping[str, str] = {}
+        self._impaired_since: dict[str, float] = {}
+        self._status_at = float("-inf")
         self._failures = PlaybookFailures()
         self._boots: dict[str, str] = {}  # node -> its newest boot
         self._first_seen: dict[str, float] = {}
@@ -37,9 +56,12 @@ class StartupWatch:
     def find_failures(self, nodes: Iterable[str], now: float) -> list[StartupFailure]:
         """Return the failures among these nodes, which are not ready yet. `now`: Unix time, seconds."""
         self._first_seen = {node: self._first_seen.get(node, now) for node in nodes}
-        failures = []
+        failures = self._impaired_failures([node for node in self._first_seen if node not in self._boots], now)
+        impaired = {failure.node for failure in failures}
         for node, first_seen in self._first_seen.items():
             boot = self._boots.get(node)
+            if node in impaired:
+                continue
             if boot is None and now > first_seen + NO_EVENTS_TIMEOUT_SECONDS:
                 timeout = quantity(round(NO_EVENTS_TIMEOUT_SECONDS / 60), "minute")
                 failures.append(StartupFailure(node, f"no events received within {timeout}"))
@@ -47,3 +69,18 @@ class StartupWatch:
                 message = self._failures.messages[node, boot]
                 failures.append(StartupFailure(node, message, self._failures.is_permanent(node, boot)))
         return failures
+
+    def _impaired_failures(self, silent: Collection[str], now: float) -> list[StartupFailure]:
+        """Return the failures of nodes without events that EC2 has reported as impaired for some time."""
+        if silent and now >= self._status_at + STATUS_POLL_SECONDS:
+            self._status_at = now
+            try:
+                self._reasons = self._find_impaired(silent)
+                self._impaired_since = {node: self._impaired_since.get(node, now) for node in self._reasons}
+            except (BotoCoreError, ClientError) as error:
+                LOG.warning("the status of %s cannot be read: %s", ", ".join(silent), error)
+        return [
+            StartupFailure(node, f"no events received, and {self._reasons[node]}", is_of_instance=True)
+            for node, since in self._impaired_since.items()
+            if node in silent and now >= since + IMPAIRED_SECONDS
+        ]

@@ -8,6 +8,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from trainyard.models.manifest import WorkerGroup
 from trainyard.node.controller.account import Account
 
+# Time to launch a replacement before an unhealthy node is terminated.
+LAUNCH_FIRST_SECONDS = 5 * 60.0
 LOG = logging.getLogger("controller")
 _TERMINATING_STATES = ("Terminating", "Terminated", "Detaching", "Detached")
 
@@ -24,6 +26,7 @@ class WorkerGroups:
         self._account = account
         self._latest_members = set(known_members)
         self._group_of: dict[str, str] = {}
+        self._unhealthy_since: dict[str, float] = {}
         self.draining_nodes: frozenset[str] = frozenset()  # at the last call of `members`
 
     def members(self) -> list[str]:
@@ -68,6 +71,22 @@ class WorkerGroups:
                 if error.response["Error"]["Code"] != "ValidationError":
                     raise
                 LOG.info("the termination of %s continues already: %s", instance, error)
+
+    def terminate_unreplaced(self, unhealthy: Collection[str], now: float) -> None:
+        """Terminate unhealthy members whose replacement has not started in time: there may be no capacity for it.
+
+        Groups without reserved capacity launch a replacement before they terminate an unhealthy node. `now`: monotonic
+        time, seconds.
+        """
+        present = self._latest_members.intersection(unhealthy)
+        self._unhealthy_since = {node: self._unhealthy_since.get(node, now) for node in present}
+        for node, since in self._unhealthy_since.items():
+            if now < since + LAUNCH_FIRST_SECONDS:
+                continue
+            try:
+                self._account.terminate_instance(node, is_replaced=True)
+            except ClientError as error:  # a scaling activity is in progress: the next call repeats it
+                LOG.info("%s was not terminated: %s", node, error)
 
     def renew_lease(self, until: float) -> None:
         """Move the end of the lease to `until` (Unix time, seconds)."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rehearsal.aws.faults import ScalingActivity
+from rehearsal.aws.faults import Capacity, ScalingActivity
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.rehearsal.aws.autoscaling.test_activities import members, set_capacity
@@ -82,3 +82,62 @@ def test_capacity_is_refused_during_scaling_activities(
     set_capacity(client, name, 1)
     assert states(client, name) == ["Pending"]
     aws.advance_clock(PENDING_SECONDS)
+
+
+LAUNCH_FIRST = {"MinHealthyPercentage": 100, "MaxHealthyPercentage": 200}
+
+
+def replace(client: Client, instance: str) -> None:
+    client("autoscaling").set_instance_health(
+        InstanceId=instance, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False
+    )
+
+
+def test_unhealthy_instance_runs_until_its_replacement_is_in_service(
+    aws: EmulatedAws, client: Client, group: Callable[..., str]
+) -> None:
+    name = group(InstanceMaintenancePolicy=LAUNCH_FIRST)
+    set_capacity(client, name, 1)
+    aws.advance_clock(PENDING_SECONDS)
+    replace(client, members(client, name)[0])
+    assert states(client, name) == ["InService", "Pending"]
+    aws.advance_clock(PENDING_SECONDS)
+    assert states(client, name) == ["Terminating:Proceed", "InService"]
+
+
+def test_unhealthy_instance_without_capacity_for_a_replacement_runs_until_it_is_terminated(
+    aws: EmulatedAws, client: Client, group: Callable[..., str]
+) -> None:
+    name = group(InstanceMaintenancePolicy=LAUNCH_FIRST)
+    set_capacity(client, name, 1)
+    aws.advance_clock(PENDING_SECONDS)
+    (instance,) = members(client, name)
+    limit = Capacity(limit=1)
+    aws.inject(limit)
+    replace(client, instance)
+    aws.advance_clock(PENDING_SECONDS)
+    assert states(client, name) == ["InService"]
+    aws.remove_faults([limit])
+    client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=instance, ShouldDecrementDesiredCapacity=False
+    )
+    assert states(client, name) == ["Terminating:Proceed", "Pending"]
+    aws.advance_clock(PENDING_SECONDS)
+
+
+def test_unhealthy_instance_is_terminated_when_the_group_is_scaled_to_zero(
+    aws: EmulatedAws, client: Client, group: Callable[..., str]
+) -> None:
+    name = group(InstanceMaintenancePolicy=LAUNCH_FIRST)
+    set_capacity(client, name, 1)
+    aws.advance_clock(PENDING_SECONDS)
+    replace(client, members(client, name)[0])
+    aws.advance_clock(PENDING_SECONDS / 2)
+    set_capacity(client, name, 0)
+    aws.advance_clock(PENDING_SECONDS)
+    assert set(states(client, name)) == {"Terminating:Proceed"}
+
+
+def test_invalid_maintenance_policy_is_refused(client: Client, group: Callable[..., str]) -> None:
+    policy = {"MinHealthyPercentage": 50, "MaxHealthyPercentage": 200}
+    assert refused(lambda: group(InstanceMaintenancePolicy=policy)) == "ValidationError"

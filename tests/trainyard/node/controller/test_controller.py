@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws.faults import Deny, MemberOmission
+from rehearsal.aws.faults import Capacity, Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.clusters import Cluster, create_cluster, event_fields, ubuntu_image_id
@@ -35,6 +35,7 @@ from trainyard.node.controller.liveness import SILENCE_SECONDS
 from trainyard.node.controller.outcomes import create_outcome
 from trainyard.node.controller.run_controller import RunController
 from trainyard.node.controller.stragglers import SLOW_STEPS
+from trainyard.node.controller.worker_groups import LAUNCH_FIRST_SECONDS
 from trainyard.node.identity import Node
 
 FAILURE = RankFailure(rank=3, local_rank=1, time=1.0, exitcode=1, message="ValueError: bad", traceback="Traceback")
@@ -989,6 +990,27 @@ def test_replaced_node_does_not_wait_at_the_lifecycle_hook(account: EmulatedAws)
     run.step_with_members()
     members = {each["InstanceId"]: each["LifecycleState"] for each in run.cluster.describe_group()["Instances"]}
     assert members.get(run.nodes[0]) != "Terminating:Wait"
+
+
+def test_unhealthy_node_is_terminated_if_its_replacement_does_not_start(account: EmulatedAws) -> None:
+    run = StartingRun(create_cluster(REGION))
+    run.cluster.autoscaling.update_auto_scaling_group(
+        AutoScalingGroupName=run.cluster.group,
+        InstanceMaintenancePolicy={"MinHealthyPercentage": 100, "MaxHealthyPercentage": 200},
+    )
+    limits = run.record.limits.model_copy(update={"max_startup_replacements": 1})
+    run.record = run.record.model_copy(update={"limits": limits})
+    run.start_controller()
+    run.fail_startup(run.nodes[0])
+    limit = Capacity(limit=0)
+    account.inject(limit)
+    run.controller.step()
+    run.step_until_loss()
+    assert run.nodes[0] in run.cluster.members()
+    run.clock.advance(LAUNCH_FIRST_SECONDS + 1)
+    run.step_until_loss()
+    assert run.nodes[0] not in run.cluster.members()
+    account.remove_faults([limit])
 
 
 def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) -> None:
