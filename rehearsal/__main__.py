@@ -31,10 +31,10 @@ from rehearsal.kept.hold import DEFAULT_HOURS, check_can_keep, parse_hours
 from rehearsal.kept.stack_settings import update_stack_settings, write_stack_settings
 from rehearsal.locks import address_block
 from rehearsal.profiles import select_profile
-from rehearsal.rank_faults import ScheduledFault
 from rehearsal.report import REPORT_FILE, print_report, write_report
 from rehearsal.report_page import PAGE_FILE, write_page
 from rehearsal.run import rehearse
+from rehearsal.run_faults.injection import ScheduledFault
 from rehearsal.sources import Sources, check_folder
 from rehearsal.timeline import Timeline
 from rehearsal.workspace import (
@@ -150,7 +150,7 @@ def run(
             stack=stack,
             nodes=parse_nodes(nodes),
             faults=tuple(each for each in faults if not isinstance(each, ScheduledFault)),
-            rank_faults=tuple(each for each in faults if isinstance(each, ScheduledFault)),
+            run_faults=tuple(each for each in faults if isinstance(each, ScheduledFault)),
             engine=select_engine(engine),
             backend=(selected := select_backend(backend)),
             bake=check_bake(bake, selected),

@@ -13,8 +13,9 @@ from rehearsal.disk_reserve import DiskReserve
 from rehearsal.display import Display
 from rehearsal.interrupts import Interrupts
 from rehearsal.phases import PhaseClock
-from rehearsal.rank_faults import RankFault, ScheduledFault
 from rehearsal.result import RehearsalResult
+from rehearsal.run_faults.injection import ScheduledFault
+from rehearsal.run_faults.job import RunFault
 from rehearsal.workspace import Options
 from trainyard.config.settings import StackSettings
 
@@ -38,17 +39,17 @@ class Context:
     disk_reserve: DiskReserve
     deployment: Deployment | None = None
     account_exited: bool = False
-    rank_faults_without_effect: tuple[ScheduledFault, ...] = field(init=False)
+    run_faults_without_effect: tuple[ScheduledFault, ...] = field(init=False)
     _in_progress: dict[str, str] = field(default_factory=dict)  # resource -> operation, the oldest first
 
     @property
     def account_faults(self) -> tuple[Fault, ...]:
         """The faults of the options that affect the account, at once or later."""
-        scheduled = (each.fault for each in self.options.rank_faults)
-        return (*self.options.faults, *(fault for fault in scheduled if not isinstance(fault, RankFault)))
+        scheduled = (each.fault for each in self.options.run_faults)
+        return (*self.options.faults, *(fault for fault in scheduled if not isinstance(fault, RunFault)))
 
     def __post_init__(self) -> None:
-        self.rank_faults_without_effect = self.options.rank_faults
+        self.run_faults_without_effect = self.options.run_faults
 
     def add_error(self, message: str, reference: str | None = None) -> None:
         """Add an error to the report and print it. `reference`: printed instead where the terminal has the message.

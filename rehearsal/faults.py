@@ -24,21 +24,31 @@ from rehearsal.aws.faults import (
     parse_denied_operations,
 )
 from rehearsal.aws.zones import region_zones
-from rehearsal.gpu_faults import GpuFault
-from rehearsal.node_faults import NodeFault
-from rehearsal.rank_faults import RankFault, RankKill, ScheduledFault
+from rehearsal.hypervisor.process.backend import find_clock_library
+from rehearsal.run_faults.clocks import ClockStep
+from rehearsal.run_faults.gpus import GpuFault
+from rehearsal.run_faults.injection import RUN_FAULTS, ScheduledFault
+from rehearsal.run_faults.job import RunFault
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import message_of
 from trainyard.errors import InputError, Problem, did_you_mean
+from trainyard.models.report import BackendName
 
-AnyFault = Fault | RankFault
-_MODELS = {model.model_fields["kind"].default: model for model in (*get_args(Fault), *get_args(RankFault))}
+AnyFault = Fault | RunFault
+_MODELS: dict[str, type[AnyFault]] = {
+    model.model_fields["kind"].default: model for model in (*get_args(Fault), *RUN_FAULTS)
+}
+
+
+def _is_step(name: str) -> bool:
+    """Return whether a field is `step`, which is the last field of each fault that has it."""
+    return name == "step"
 
 
 def fault_syntax(kind: str) -> str:
     """Return the syntax of a kind of fault, such as `capacity,limit=LIMIT[,instance_type=INSTANCE_TYPE]`."""
     fields = {name: field for name, field in _MODELS[kind].model_fields.items() if name != "kind"}
-    parts = {f",{name}={name.upper()}": field.is_required() for name, field in fields.items()}
+    parts = {f",{name}={name.upper()}": fields[name].is_required() for name in sorted(fields, key=_is_step)}
     return kind + "".join(part if required else f"[{part}]" for part, required in parts.items()) + "[,after=SECONDS]"
 
 
@@ -50,7 +60,7 @@ def format_fault(fault: AnyFault | ScheduledFault) -> str:
     if isinstance(fault, ScheduledFault):
         return format_fault(fault.fault) + (f",after={fault.after:g}" if fault.after else "")
     fields = fault.model_dump(exclude={"kind"}, exclude_defaults=True)
-    return ",".join([fault.kind, *(f"{name}={value}" for name, value in fields.items())])
+    return ",".join([fault.kind, *(f"{name}={fields[name]}" for name in sorted(fields, key=_is_step))])
 
 
 def parse_faults(specs: Iterable[str]) -> tuple[Fault | ScheduledFault, ...]:
@@ -75,7 +85,9 @@ def parse_faults(specs: Iterable[str]) -> tuple[Fault | ScheduledFault, ...]:
     return tuple(faults)
 
 
-def check_faults(faults: Iterable[AnyFault | ScheduledFault], settings: StackSettings, region: str) -> None:
+def check_faults(
+    faults: Iterable[AnyFault | ScheduledFault], settings: StackSettings, region: str, backend: BackendName
+) -> None:
     """Check that each fault can affect this stack in its region. Raises InputError for the first that cannot."""
     has_spot = any(group.market == "spot" for group in settings.groups)
     for each in faults:
@@ -83,8 +95,8 @@ def check_faults(faults: Iterable[AnyFault | ScheduledFault], settings: StackSet
         if isinstance(each, ScheduledFault) and each.after and settings.job.train is None:
             fix = "Remove this fault, or rehearse a stack with job.train"
             raise _error(format_fault(each), ["after: the steps of a custom job are not known"], fix)
-        if isinstance(fault, RankFault):
-            _check_rank_fault(fault, settings)
+        if isinstance(fault, RunFault):
+            _check_run_fault(fault, settings, backend)
         if isinstance(fault, GpuFault):
             _check_gpu(fault, settings)
         if isinstance(fault, SpotInterruption) and not has_spot:
@@ -105,16 +117,19 @@ def check_faults(faults: Iterable[AnyFault | ScheduledFault], settings: StackSet
             _check_choice(fault, "zone", fault.zone, f"region {region}", region_zones(region))
 
 
-def _check_rank_fault(fault: RankFault, settings: StackSettings) -> None:
-    ranks = settings.nodes * settings.processes_per_node
-    if isinstance(fault, RankKill) and fault.rank >= ranks:
-        raise _error(format_fault(fault), [f"rank: the job has ranks 0 to {ranks - 1}"], "Use one of these ranks")
-    if isinstance(fault, GpuFault | NodeFault) and fault.node >= settings.nodes:
-        reason = f"node: the stack has the worker nodes 0 to {settings.nodes - 1}"
-        raise _error(format_fault(fault), [reason], "Use one of these nodes")
+def _check_run_fault(fault: RunFault, settings: StackSettings, backend: BackendName) -> None:
+    for name, count in (("rank", settings.nodes * settings.processes_per_node), ("node", settings.nodes)):
+        if getattr(fault, name, 0) >= count:
+            reason = f"{name}: the stack has {name}s 0 to {count - 1}"
+            raise _error(format_fault(fault), [reason], f"Use one of these {name}s")
     if settings.job.train is None:
         fix = "Remove this fault, or rehearse a stack with job.train"
         raise _error(format_fault(fault), ["step: the steps of a custom job are not known"], fix)
+    if backend not in fault.backends:
+        fix = f"Add --backend {fault.backends[0]} (BACKEND={fault.backends[0]})"
+        raise _error(format_fault(fault), [f"nodes of the backend {backend} cannot have this fault"], fix)
+    if isinstance(fault, ClockStep) and find_clock_library() is None:
+        raise _error(format_fault(fault), ["libfaketime is not installed"], "Install the Debian package faketime")
 
 
 def _check_gpu(fault: GpuFault, settings: StackSettings) -> None:
@@ -157,7 +172,7 @@ def _parse_fault(spec: str) -> Fault | ScheduledFault:
         raise _error(spec, reasons, "".join(suggestions) + usage) from None
     except ValueError as error:
         raise _error(spec, [str(error)], usage) from None
-    return ScheduledFault(fault, after) if after or isinstance(fault, RankFault) else fault
+    return ScheduledFault(fault, after) if after or isinstance(fault, RunFault) else fault
 
 
 def _parse_after(spec: str, text: str, usage: str) -> float:

@@ -18,7 +18,8 @@ _MINUTE = 60.0
 # provider waits 10 minutes for the deletion of a file system (measured). How much SkipOsShutdown saves is an
 # assumption, and that an assessment takes all of the five days which a future-dated reservation is requested in
 # advance at least (API reference, CreateCapacityReservation, StartDate). AWS processes the payment of a Capacity
-# Block within 12 hours (EC2 user guide, "View Capacity Blocks"): five minutes are an assumption.
+# Block within 12 hours (EC2 user guide, "View Capacity Blocks"): five minutes are an assumption. EC2 repeats a status
+# check every minute: that an instance is impaired two minutes after it stopped to respond is an assumption.
 AWS_TIMING = Timing(
     pending_seconds=2 * _MINUTE,
     large_gpu_pending_seconds=6 * _MINUTE,
@@ -30,6 +31,7 @@ AWS_TIMING = Timing(
     reservation_pending_seconds=_MINUTE,
     reservation_assessment_seconds=5 * 24 * 60 * _MINUTE,
     block_payment_seconds=5 * _MINUTE,
+    impaired_seconds=2 * _MINUTE,
     fsx_creating_seconds=10 * _MINUTE,
     fsx_deleting_seconds=10 * _MINUTE,
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from trainyard.models.report import Billed, CapacityAttempt, Report
+from rehearsal.recovery import PHASES
+from trainyard.models.report import Billed, CapacityAttempt, Recovery, Report
 from trainyard.models.saved import SavedItem
 from trainyard.operations.saved import describe_size
 from trainyard.quantity import quantity
@@ -55,6 +56,9 @@ def print_report(report: Report, console: Console) -> None:
     facts.add_row("checkpoints", describe_saved(report.checkpoints))
     facts.add_row("results", describe_saved(report.results))
     console.print(facts)
+    if report.recoveries:
+        console.print(recovery_table(report.recoveries))
+        console.print(f"{quantity(report.replacements, 'node')} launched as replacements", highlight=False)
     differences = len(report.substitutions) + len(report.not_rehearsed)
     text = f"{quantity(differences, 'difference')} from AWS: see `substitutions` and `not_rehearsed` in report.json"
     console.print(text, highlight=False)
@@ -63,6 +67,16 @@ def print_report(report: Report, console: Console) -> None:
         console.print("error", style="red", end=" ")
         console.print(f"{first} (see above)" if others else first, highlight=False, markup=False, soft_wrap=True)
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")
+
+
+def recovery_table(recoveries: Iterable[Recovery]) -> Table:
+    """Return a table with the phases of each recovery in seconds, and the repeated steps."""
+    table = Table(Column("fault", overflow="fold"), "detected s", "ranks up s", "next step s", "regained s", "repeated")
+    for each in recoveries:
+        cells = ["-" if value is None else f"{value:.1f}" for value in (getattr(each, phase) for phase in PHASES)]
+        longest = "" if each.longest_step_seconds is None else f", longest step {each.longest_step_seconds:.1f} s"
+        table.add_row(each.fault, *cells, str(each.repeated_steps) if each.attempt else f"job continued{longest}")
+    return table
 
 
 def describe_saved(items: Sequence[SavedItem]) -> str:

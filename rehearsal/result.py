@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from rehearsal.audit import Losses
+from rehearsal.recovery import find_recoveries
+from rehearsal.run_records import RunRecords, workers
 from rehearsal.timeline import Timeline
 from trainyard.models.report import (
     BackendName,
@@ -55,7 +57,8 @@ class RehearsalResult:
         phases: dict[str, float],
     ) -> Report:
         """Return the report. `phases` is phase -> seconds."""
-        losses = self.losses
+        losses, records = self.losses, self.timeline.records or RunRecords()
+        first_step = min((line.time for line in records.lines), default=float("inf"))
         return Report(
             ok=not self.errors,
             errors=tuple(self.errors),
@@ -76,6 +79,8 @@ class RehearsalResult:
             faults=self.faults,
             faults_without_effect=self.faults_without_effect,
             injections=self.injections,
+            recoveries=tuple(find_recoveries(self.injections, records)),
+            replacements=sum(each.launch_time > first_step for each in workers(records.instances)),
             phases=phases,
             first_loss=losses.first if losses else None,
             last_loss=losses.last if losses else None,

@@ -21,6 +21,7 @@ from rehearsal.phases import PhaseClock
 from rehearsal.preflight import check_machine
 from rehearsal.profiles import profile_faults, profile_substitution, profile_timing
 from rehearsal.result import RehearsalResult
+from rehearsal.run_faults.job import RunFault
 from rehearsal.run_progress import FollowError
 from rehearsal.seed import create_existing_resources, quota_codes
 from rehearsal.sources import folder_bytes, provide_sources
@@ -156,10 +157,13 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
     """Run all stages, or the preview only; then destroy and audit in any case."""
     teardown, stages = Teardown(context, backend, engine), Stages(context)
     context.aws.inject(*context.options.faults)
+    for scheduled in context.options.run_faults:
+        if isinstance(scheduled.fault, RunFault):
+            scheduled.fault.prepare(backend)
     active = context.aws.faults()
-    context.result.faults = tuple(map(format_fault, (*active, *context.options.rank_faults)))
+    context.result.faults = tuple(map(format_fault, (*active, *context.options.run_faults)))
     of_profile = profile_faults(context.options.profile)  # the report has them
-    for fault in (*(fault for fault in active if fault not in of_profile), *context.options.rank_faults):
+    for fault in (*(fault for fault in active if fault not in of_profile), *context.options.run_faults):
         context.display.print_line("fault", format_fault(fault))
 
     def stop_engine(text: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rehearsal.aws.control_models import InstanceRecord
+from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
 from trainyard.models.decision import AttemptDecision
@@ -38,3 +39,8 @@ def read_run_records(data: Bucket, run: str, instances: Iterable[InstanceRecord]
         decisions=tuple(decisions),
         instances=tuple(instances),
     )
+
+
+def workers(instances: Iterable[InstanceRecord]) -> list[InstanceRecord]:
+    """Return the workers among the instances of a stack."""
+    return [each for each in instances if each.autoscaling_group and each.tags.get(tags.ROLE) != "head"]

@@ -15,7 +15,7 @@ from rehearsal.context import Context
 from rehearsal.engine.base import Engine
 from rehearsal.faults import format_fault
 from rehearsal.hypervisor.hypervisor import Hypervisor
-from rehearsal.rank_faults import RankFaults
+from rehearsal.run_faults.injection import FaultInjector
 from rehearsal.run_progress import TERMINATION_TIMEOUT_SECONDS, follow_run, wait_until
 from rehearsal.workspace import BAKED_STACK_FILE, LOGS
 from trainyard.aws.s3 import Bucket
@@ -106,8 +106,8 @@ class Stages:
         self.context.clock.start("training")
         assert self.context.result.run is not None
         train, display = self.context.settings.job.train, self.context.display
-        faults = RankFaults(
-            self.context.options.rank_faults,
+        faults = FaultInjector(
+            self.context.options.run_faults,
             self.data_bucket(),
             self.context.result.run,
             hypervisor,
@@ -125,7 +125,7 @@ class Stages:
                 log=lambda text: display.print_line("job", text),
                 show=lambda text: display.update_status("job", text),
             )
-        self.context.rank_faults_without_effect = tuple(faults.remaining)
+        self.context.run_faults_without_effect = tuple(faults.remaining)
         self.context.result.injections = tuple(faults.injections)
         if outcome.state == "succeeded":
             self.context.display.print_line("job", f"{outcome.state}: {outcome.reason}")

@@ -180,7 +180,7 @@ class Teardown:
         """Add the faults of --fault that had no effect to the report, and print them: they tested nothing."""
         injected = self.context.account_faults
         of_account = [fault for fault in self.context.aws.faults_without_effect() if fault in injected]
-        faults = [*of_account, *self.context.rank_faults_without_effect]
+        faults = [*of_account, *self.context.run_faults_without_effect]
         self.context.result.faults_without_effect = tuple(map(format_fault, faults))
         for text in self.context.result.faults_without_effect:
             self.context.display.print_line("fault", f"{text} had no effect")

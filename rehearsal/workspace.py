@@ -24,7 +24,7 @@ from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.kept.background import Keep
 from rehearsal.kept.environment import PROGRAMS
 from rehearsal.profiles import ProfileName
-from rehearsal.rank_faults import ScheduledFault
+from rehearsal.run_faults.injection import ScheduledFault
 from rehearsal.sources import SOURCES_STACK_FILE, Sources
 from rehearsal.substitutions import substitute_settings
 from trainyard.aws.clients import client
@@ -71,7 +71,7 @@ def check_bake(bake: bool, backend: BackendName) -> bool:
 class Options:
     """The options of `python -m rehearsal run`.
 
-    `faults`: those of the account. `rank_faults`: those that are injected while the job runs. `changes`: settings that
+    `faults`: those of the account. `run_faults`: those that are injected while the job runs. `changes`: settings that
     replace those of the stack file, each a dotted key and its value. `preview_only`: create no resource of the stack.
     `keep`: keep account and nodes up after the results. `keep_nodes_minutes`: that of the job if the stack file has
     none. `sources`: folders of data and model.
@@ -81,7 +81,7 @@ class Options:
     stack: str
     nodes: int | None = None
     faults: tuple[Fault, ...] = ()
-    rank_faults: tuple[ScheduledFault, ...] = ()
+    run_faults: tuple[ScheduledFault, ...] = ()
     engine: EngineName = "mocks"
     backend: BackendName = "process"
     bake: bool = False
@@ -126,7 +126,8 @@ def read_stack(options: Options) -> tuple[dict[str, Any], StackSettings, list[Su
         original = "nodes that are terminated at the end of a run"
         changes.append(Substitution(original=original, replacement=replacement, reason="set with --keep"))
     settings = load_settings(substituted, project.folder, source)
-    check_faults((*options.faults, *options.rank_faults), settings, str(config.get("aws:region", DEFAULT_REGION)))
+    region = str(config.get("aws:region", DEFAULT_REGION))
+    check_faults((*options.faults, *options.run_faults), settings, region, options.backend)
     if settings.job.source is not None:
         # The Pulumi program does this again; this finds errors earlier.
         validate_source(settings, pack_source(project.folder, settings.job.source, settings.job.script))

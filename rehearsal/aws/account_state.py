@@ -13,7 +13,6 @@ from moto.ec2.utils import filter_iam_instance_profiles
 
 from rehearsal.aws.autoscaling.service_roles import is_linked
 from rehearsal.aws.control_models import CapacityRequestRecord, InstanceRecord, ReservationRecord, Resource
-from rehearsal.aws.ec2 import terminations
 from rehearsal.aws.ec2.capacity_requests import recorded_requests
 from rehearsal.aws.ec2.public_images import is_public
 from rehearsal.aws.ec2.reservations import reservations
@@ -175,13 +174,13 @@ def capacity_requests() -> list[CapacityRequestRecord]:
     ]
 
 
-def shut_down_instance(instance_id: str) -> None:
-    """Apply the shutdown of an instance's operating system. Raises ValueError for an unknown instance."""
+def find_instance(instance_id: str) -> Any:
+    """Return moto's instance. Raises ValueError for an unknown instance."""
     backends: Any = ec2_backends
     for account, _, backend in backends.iter_backends():
         for instance in backend.all_instances() if account == ACCOUNT else []:
             if instance.id == instance_id:
-                return terminations.apply_instance_shutdown(instance)
+                return instance
     raise ValueError(f"instance {instance_id} does not exist")
 
 

@@ -9,6 +9,8 @@ from pydantic import Field, ValidationError
 from rehearsal.aws import account_state
 from rehearsal.aws.active_faults import ACTIVE_FAULTS
 from rehearsal.aws.clock import CLOCK
+from rehearsal.aws.ec2.status_checks import set_responding
+from rehearsal.aws.ec2.terminations import apply_instance_shutdown
 from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.seed import create_seed_resources
 from rehearsal.aws.seed_models import AccountSeed
@@ -42,7 +44,20 @@ class Shutdown(StrictModel):
 
 
 def _shutdown(body: bytes) -> dict[str, str]:
-    account_state.shut_down_instance(Shutdown.model_validate_json(body).instance)
+    apply_instance_shutdown(account_state.find_instance(Shutdown.model_validate_json(body).instance))
+    return {}
+
+
+class Responding(StrictModel):
+    """The body of a POST of `responding`."""
+
+    instance: str = Field(description="EC2 instance id.")
+    is_responding: bool = Field(description="Whether its operating system responds.")
+
+
+def _responding(body: bytes) -> dict[str, str]:
+    content = Responding.model_validate_json(body)
+    set_responding(account_state.find_instance(content.instance), content.is_responding)
     return {}
 
 
@@ -100,6 +115,7 @@ ENDPOINTS: dict[tuple[str, str], Endpoint] = {
     ("reservations", "GET"): lambda _: [record.model_dump() for record in account_state.capacity_reservations()],
     ("capacity-requests", "GET"): lambda _: [record.model_dump() for record in account_state.capacity_requests()],
     ("shutdown", "POST"): _shutdown,
+    ("responding", "POST"): _responding,
     ("resources", "GET"): lambda _: [resource.model_dump() for resource in account_state.list_resources()],
     ("clock", "GET"): _clock,
     ("clock", "POST"): _advance,

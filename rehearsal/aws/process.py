@@ -134,6 +134,10 @@ class EmulatedAws:
         """Report to EC2 that an instance's operating system has shut down."""
         self._request("shutdown", "POST", {"instance": instance_id})
 
+    def report_responding(self, instance_id: str, is_responding: bool) -> None:
+        """Report to EC2's status checks whether an instance's operating system responds."""
+        self._request("responding", "POST", {"instance": instance_id, "is_responding": is_responding})
+
     def list_resources(self) -> list[Resource]:
         """Return every resource of the account."""
         return [Resource.model_validate(item) for item in self._request("resources")]

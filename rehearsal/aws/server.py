@@ -46,6 +46,7 @@ from rehearsal.aws.ec2 import (
     reservations,
     security_rules,
     spot,
+    status_checks,
     terminations,
     topology,
     transitions,
@@ -183,6 +184,7 @@ def _extend_moto(launcher: Launcher) -> None:
     security_rules.install()
     transitions.install()
     terminations.install()
+    status_checks.install()
     topology.install()
     instances.install(launcher)
     visibility.install()

@@ -31,6 +31,9 @@ class Timing(StrictModel):
     block_payment_seconds: NonNegativeFloat = Field(
         0.0, description="From the purchase of a Capacity Block or of its extension until the payment is processed."
     )
+    impaired_seconds: NonNegativeFloat = Field(
+        0.0, description="From the time when an instance does not respond any more until EC2 reports it as impaired."
+    )
     fsx_creating_seconds: NonNegativeFloat = Field(1.0, description="From a file system's creation to AVAILABLE.")
     fsx_deleting_seconds: NonNegativeFloat = Field(0.5, description="From a file system's deletion request to its end.")
     skip_os_shutdown_seconds: NonNegativeFloat = Field(

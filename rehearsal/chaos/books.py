@@ -4,11 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import Field
 
-from rehearsal.aws.control_models import InstanceRecord
-from rehearsal.chaos.faults import ended_attempts
-from rehearsal.run_records import RunRecords
+from rehearsal.fault_effects import ended_attempts
+from rehearsal.run_records import RunRecords, workers
 from rehearsal.timeline import Span
-from trainyard.aws import tags
 from trainyard.base import StrictModel
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.events import AgentEvent, HealthCheckResultEvent
@@ -51,11 +49,6 @@ def keep_books(injections: Iterable[FaultInjection], records: RunRecords) -> Boo
     return Books(
         billed_seconds=round(billed, 2), causes=rounded, goodput=round(useful / duration, 4) if duration else 0.0
     )
-
-
-def workers(instances: Iterable[InstanceRecord]) -> list[InstanceRecord]:
-    """Return the workers among the instances of a stack."""
-    return [each for each in instances if each.autoscaling_group and each.tags.get(tags.ROLE) != "head"]
 
 
 def replaced_nodes(decision: AttemptDecision) -> set[str]:

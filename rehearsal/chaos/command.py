@@ -17,7 +17,7 @@ from trainyard.errors import InputError, Problem
 
 CHAOS_FILE = "chaos.json"
 # Duration of a step of the stack `local` on two cores. It decides how many steps the job has by default.
-NOMINAL_STEP_SECONDS = 0.1
+NOMINAL_STEP_SECONDS = 0.06
 CHECKPOINT_SECONDS = 10
 _TRAINER = Path(__file__).parents[2] / "trainer"
 
@@ -56,7 +56,7 @@ def run_chaos(options: Options, chaos: ChaosOptions, display: Display, interrupt
         fitting = round(steps * chaos.minutes * 60 / seconds)
         reason = f"the job takes {seconds:.0f} s without faults, and the last fault is {faults[-1].after:g} s later"
         raise InputError([Problem("--steps", str(steps), reason, f"Use --steps {fitting}", "too_few_steps")])
-    report, timeline = rehearse(replace(options, rank_faults=tuple(faults)), display, interrupts)
+    report, timeline = rehearse(replace(options, run_faults=tuple(faults)), display, interrupts)
     result = build_report(chaos.seed, report, timeline.records or RunRecords(), lines)
     (options.folder / CHAOS_FILE).write_text(result.model_dump_json(indent=1) + "\n")
     return result

@@ -5,19 +5,19 @@ from statistics import median
 
 from pydantic import Field
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
-from rehearsal.chaos.books import Books, keep_books, replaced_nodes, workers
-from rehearsal.chaos.faults import ends_attempt, replaceable_nodes
-from rehearsal.chaos.recovery import Recovery, find_recoveries
-from rehearsal.run_records import RunRecords
+from rehearsal.chaos.books import Books, keep_books, replaced_nodes
+from rehearsal.fault_effects import ends_attempt, replaceable_nodes
+from rehearsal.recovery import PHASES, find_recoveries
+from rehearsal.report import recovery_table
+from rehearsal.run_records import RunRecords, workers
 from trainyard.base import StrictModel
 from trainyard.models.metrics import MetricLine
-from trainyard.models.report import FaultInjection, NotRehearsed, Report
+from trainyard.models.report import FaultInjection, NotRehearsed, Recovery, Report
 from trainyard.quantity import quantity
 
 MAX_UNEXPLAINED_SHARE = 0.02
-_PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "regained_seconds")
 # Kinds of faults in which a real cluster fails and that a chaos run does not have.
 NOT_REHEARSED = (
     NotRehearsed(subject="clock of a node that is set back", reason="all nodes have the clock of this machine"),
@@ -64,7 +64,7 @@ def build_report(seed: int, report: Report, records: RunRecords, reference: Sequ
     instances = workers(records.instances)
     has_ended = bool(instances) and all(each.terminated_time is not None for each in instances)
     books = keep_books(report.injections, records) if has_ended else None
-    recoveries = find_recoveries(report.injections, records)
+    recoveries = find_recoveries(report.injections, records, only_expected=True)
     checks = [
         _check("rehearsal", list(report.errors), "no errors"),
         _check_faults(report, recoveries),
@@ -101,7 +101,7 @@ def seconds_by_kind(recoveries: Sequence[Recovery]) -> dict[str, dict[str, Durat
     """Return the durations of recovery by kind of fault and phase; without faults that ended no attempt."""
     kinds: dict[str, dict[str, list[float]]] = {}
     for recovery in recoveries:
-        for phase in _PHASES:
+        for phase in PHASES:
             seconds = getattr(recovery, phase)
             if seconds is not None:
                 kinds.setdefault(recovery.kind, {}).setdefault(phase, []).append(seconds)
@@ -174,14 +174,7 @@ def _check_books(books: Books | None) -> Check:
 
 def print_report(report: ChaosReport, console: Console) -> None:
     """Print checks, recoveries and books as tables."""
-    recoveries = Table(
-        Column("fault", overflow="fold"), "detected s", "ranks up s", "next step s", "regained s", "repeated"
-    )
-    for each in report.recoveries:
-        seconds = [getattr(each, phase) for phase in _PHASES]
-        cells = ["-" if value is None else f"{value:.1f}" for value in seconds]
-        recoveries.add_row(each.fault, *cells, str(each.repeated_steps) if each.attempt else "job continued")
-    console.print(recoveries)
+    console.print(recovery_table(report.recoveries))
     if report.books is not None:
         books = Table("use", "instance-seconds", "share")
         for name, used in report.books.causes.items():

@@ -4,13 +4,15 @@ import random
 from collections.abc import Callable, Mapping
 
 from rehearsal.aws.faults import Fault, ServiceOutage, SpotInterruption
-from rehearsal.gpu_faults import GpuFault
-from rehearsal.head_faults import HeadKill, HeadTerminate
-from rehearsal.node_faults import AgentHang, AgentKill, NodeHang
-from rehearsal.rank_faults import RankFault, RankKill, ScheduledFault
+from rehearsal.run_faults.gpus import GpuFault
+from rehearsal.run_faults.head import HeadHang, HeadTerminate
+from rehearsal.run_faults.injection import ScheduledFault
+from rehearsal.run_faults.job import RunFault
+from rehearsal.run_faults.nodes import AgentHang, AgentKill, NodeHang
+from rehearsal.run_faults.ranks import RankKill
 from trainyard.config.settings import StackSettings
 
-AnyFault = Fault | RankFault
+AnyFault = Fault | RunFault
 OUTAGE_SECONDS = (20.0, 60.0)
 # Share of the period by which a fault may be earlier or later.
 JITTER = 0.25
@@ -40,7 +42,7 @@ _KINDS: Mapping[str, _Choose] = {
     "agent killed": lambda source, settings: AgentKill(node=_any_node(source, settings)),
     "agent hung": lambda source, settings: AgentHang(node=_any_node(source, settings)),
     "node hung": lambda source, settings: NodeHang(node=_any_node(source, settings)),
-    "head suspended": lambda source, _: HeadKill(seconds=round(source.uniform(*OUTAGE_SECONDS))),
+    "head suspended": lambda source, _: HeadHang(seconds=round(source.uniform(*OUTAGE_SECONDS))),
     "head terminated": lambda *_: HeadTerminate(),
     "S3 outage": _outage("s3"),
     "Auto Scaling outage": _outage("autoscaling"),

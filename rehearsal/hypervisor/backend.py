@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+import psutil
+
 from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 
@@ -58,8 +60,26 @@ class Backend(Protocol):
     def kill(self, instance: str) -> None:
         """Power the machine off: none of its processes runs when this returns."""
 
-    def send_signal(self, instance: str, number: int) -> None:
-        """Send a signal to all processes of the machine."""
+    def processes(self, instance: str) -> list[psutil.Process]:
+        """Return the processes of the machine."""
+
+    def restart(self, instance: str) -> None:
+        """Power the machine off, and boot it again from its disk."""
+
+    def isolate(self, instance: str, is_isolated: bool) -> None:
+        """Drop the packets between isolated machines. Raises NotImplementedError where machines share a network."""
+
+    def limit_disks(self) -> None:
+        """Let machines that boot later have small disks, so that `fill_disk` does not fill this computer's."""
+
+    def allow_clock_steps(self) -> None:
+        """Let machines that boot later have clocks that `step_clock` can change."""
+
+    def fill_disk(self, instance: str, is_full: bool) -> None:
+        """Use all free space of the machine's disk. Raises NotImplementedError where machines share a disk."""
+
+    def step_clock(self, instance: str, seconds: float) -> None:
+        """Add seconds to the system time of the machine. Raises NotImplementedError where the kernel has one clock."""
 
     def is_running(self, instance: str) -> bool:
         """Return whether the machine is powered on."""

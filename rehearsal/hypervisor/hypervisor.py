@@ -2,6 +2,7 @@
 
 import base64
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +11,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import boto3
+import psutil
 
 from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.operations import EC2_KEY
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.hypervisor.backend import Backend, NodeSpec
 from rehearsal.hypervisor.metadata import Credentials, InstanceMetadata, MetadataServer
+from rehearsal.hypervisor.processes import send_signal
 from trainyard.aws import tags
 from trainyard.config.catalog import catalog
 
@@ -51,6 +54,7 @@ class Hypervisor:
         self._machines: dict[str, Machine] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hypervisor")
+        self._boots_to_hang = 0
         self.failure: str | None = None
         self._sts = boto3.client(
             "sts",
@@ -70,9 +74,56 @@ class Hypervisor:
         heads = (each for each in records if each.tags.get(tags.ROLE) == "head" and each.state == "running")
         return next(heads, None)
 
-    def send_signal(self, instance: str, number: int) -> None:
-        """Send a signal to all processes of an instance."""
-        self._backend.send_signal(instance, number)
+    @property
+    def region(self) -> str:
+        """Region of the emulated AWS."""
+        return self._aws.region
+
+    # What faults do to instances
+
+    def processes(self, instance: str) -> list[psutil.Process]:
+        """Return the processes of an instance."""
+        return self._backend.processes(instance)
+
+    def suspend(self, instance: str) -> None:
+        """Suspend all processes of an instance, as if its kernel hangs."""
+        self._send_signal(instance, signal.SIGSTOP)
+        self._aws.report_responding(instance, False)
+
+    def resume(self, instance: str) -> None:
+        """Let the processes of a suspended instance continue."""
+        self._send_signal(instance, signal.SIGCONT)
+        self._aws.report_responding(instance, True)
+
+    def _send_signal(self, instance: str, number: int) -> None:
+        for process in self._backend.processes(instance):
+            send_signal(process, number)
+
+    def restart(self, instance: str) -> None:
+        """Power an instance off and on again, unless it is terminating."""
+        machine = self._machines[instance]
+        if machine.kill_time is None and not machine.removed:
+            self._backend.restart(instance)
+            self._aws.report_responding(instance, True)
+
+    def hang_next_boots(self, count: int) -> None:
+        """Do not boot the next instances although they run according to EC2, which then reports them as impaired."""
+        self._boots_to_hang = count
+
+    def isolate(self, instances: Iterable[str], is_isolated: bool) -> None:
+        """Drop the packets between these instances, or deliver them again."""
+        for instance in instances:
+            self._backend.isolate(instance, is_isolated)
+
+    def fill_disk(self, instance: str, is_full: bool) -> None:
+        """Use all free space of an instance's disk, or free it again."""
+        self._backend.fill_disk(instance, is_full)
+
+    def step_clock(self, instance: str, seconds: float) -> None:
+        """Add seconds to the system time of an instance."""
+        self._backend.step_clock(instance, seconds)
+
+    # Machines according to EC2
 
     def reconcile(self) -> None:
         """Boot, stop and remove machines once, so that they match the instances of EC2."""
@@ -112,6 +163,10 @@ class Hypervisor:
         metadata = InstanceMetadata(current_record, lambda role: self._assume_role(role, name))
         server = MetadataServer(metadata, self._backend.attach_network(name, record.private_ip))
         self._machines[name] = Machine(record, server)
+        if self._boots_to_hang:
+            self._boots_to_hang -= 1
+            self._aws.report_responding(name, False)
+            return
         self._backend.boot(
             NodeSpec(
                 id=name,

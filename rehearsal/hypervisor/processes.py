@@ -52,6 +52,14 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def command_ends_with(process: psutil.Process, *arguments: str) -> bool:
+    """Return whether the command line of a process ends with these arguments. That of an ended process does not."""
+    try:
+        return tuple(process.cmdline()[-len(arguments) :]) == arguments
+    except psutil.Error:
+        return False
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Send SIGKILL to the processes. Processes that have ended are ignored."""
     for process in processes:

@@ -4,9 +4,12 @@ import hashlib
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.nspawn.cgroups import Cgroup
@@ -16,12 +19,12 @@ from rehearsal.hypervisor.nspawn.machine import (
     MachineSpec,
     kill_namespace_processes,
     namespace_processes,
-    signal_processes,
 )
 from rehearsal.hypervisor.nspawn.network import NETNS_FOLDER, Network, run_ip
 from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 LOG_LINES = 40
+DISK_MIB = 2048  # several times as much as a node writes
 _REASON_NETWORK = "all nodes are connected to one bridge without a route to other networks"
 _REASON_KERNEL = "a container uses the kernel of this machine"
 
@@ -87,16 +90,46 @@ class NspawnBackend:
 
     def stop(self, instance: str) -> None:
         """Request a shutdown of the machine."""
-        self.machines[instance].stop()
+        if instance in self.machines:  # else it has not booted
+            self.machines[instance].stop()
 
     def kill(self, instance: str) -> None:
         """Power the machine off and delete its network namespace."""
-        self.machines[instance].kill()
+        if instance in self.machines:
+            self.machines[instance].kill()
         self.network.detach_network(instance)
 
-    def send_signal(self, instance: str, number: int) -> None:
-        """Send a signal to all processes of the machine."""
-        signal_processes(namespace_processes(self.network.namespace_name(instance)), number)
+    def processes(self, instance: str) -> list[psutil.Process]:
+        """Return the processes of the machine."""
+        processes = []
+        for number in namespace_processes(self.network.namespace_name(instance)):
+            with suppress(psutil.NoSuchProcess):
+                processes.append(psutil.Process(number))
+        return processes
+
+    def restart(self, instance: str) -> None:
+        """Power the machine off, and boot it again from its disk."""
+        self.machines[instance].restart()
+
+    def isolate(self, instance: str, is_isolated: bool) -> None:
+        """Let the bridge drop the packets between isolated machines, or forward them again."""
+        self.network.isolate(instance, is_isolated)
+
+    def limit_disks(self) -> None:
+        """Let machines that boot later have a disk in memory."""
+        self.disk_mib = DISK_MIB
+
+    def allow_clock_steps(self) -> None:
+        """Raise NotImplementedError: the machines share the clock of this kernel."""
+        raise NotImplementedError
+
+    def fill_disk(self, instance: str, is_full: bool) -> None:
+        """Use all free space of the machine's disk with a file, or delete the file."""
+        self.machines[instance].fill_disk(is_full)
+
+    def step_clock(self, instance: str, seconds: float) -> None:
+        """Raise NotImplementedError: the machines share the clock of this kernel."""
+        raise NotImplementedError
 
     def is_running(self, instance: str) -> bool:
         """Return whether the machine is powered on."""

@@ -18,6 +18,7 @@ from rehearsal.hypervisor.nspawn.network import NETNS_FOLDER
 
 REBOOT_EXIT_CODE = 133  # exit code of systemd-nspawn when the machine requests a reboot
 KILL_TIMEOUT_SECONDS = 30.0
+_FILLER = "/var/tmp/filler"  # noqa: S108 (inside the machine)
 MACHINE_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 _STOP_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")  # the machine shuts down when the hypervisor's process ends
 
@@ -46,7 +47,7 @@ class Machine:
         self.boots = 0
         self.has_powered_off = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._restarting = threading.Event(), False
         self._thread = threading.Thread(target=self._supervise, name=f"machine {spec.name}", daemon=True)
 
     @property
@@ -119,7 +120,8 @@ class Machine:
         while True:
             assert self._process is not None
             code = self._process.wait()
-            if code != REBOOT_EXIT_CODE or self._stopping.is_set():
+            is_restart, self._restarting = code == REBOOT_EXIT_CODE or self._restarting, False
+            if not is_restart or self._stopping.is_set():
                 self.has_powered_off = code == 0 and not self._stopping.is_set()
                 return
             self._power_on()
@@ -156,6 +158,19 @@ class Machine:
         """Kill all processes of the machine at once, as a host failure does. The machine stays off."""
         self._stopping.set()
         signal_processes(namespace_processes(self.spec.namespace), signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Power the machine off at once, and on again. A disk in memory is lost."""
+        self._restarting = True
+        self.init_process().kill()  # the kernel kills the other processes of the machine
+
+    def fill_disk(self, is_full: bool) -> None:
+        """Use all free space of a disk with a limited size (`disk_mib`), or free it again. The machine must run."""
+        assert self.spec.disk_mib is not None, "the disk of this machine is that of the computer"
+        if is_full:
+            self.run_command("/bin/sh", "-c", f"cat /dev/zero > {_FILLER}")  # until no space is left
+        else:
+            self.run_command("rm", "-f", _FILLER)
 
     def remove(self) -> None:
         """Delete the machine's folder, including its disk."""

@@ -92,7 +92,7 @@ class Network:
 
     def attach_network(self, instance: str, address: str) -> socket.socket:
         """Create a node's namespace and connect it to the bridge. Returns the listener of its metadata service."""
-        name, interface = self.namespace_name(instance), f"v{instance[-10:]}"
+        name, interface = self.namespace_name(instance), _interface(instance)
         run_ip(f"netns add {name}")
         run_ip(
             f"link add {interface} type veth peer name eth0 netns {name}",
@@ -108,6 +108,11 @@ class Network:
             namespace=name,
         )
         return listen_in_namespace(name, METADATA, 80)
+
+    def isolate(self, instance: str, is_isolated: bool) -> None:
+        """Let the bridge drop all packets between the isolated nodes, or forward them again (bridge(8), isolated)."""
+        state = "on" if is_isolated else "off"
+        run_ip(f"link set {_interface(instance)} type bridge_slave isolated {state}", namespace=self.switch_namespace)
 
     def detach_network(self, instance: str) -> None:
         """Delete a node's namespace. No process may run in it."""
@@ -131,6 +136,11 @@ class Network:
             proxy.wait()
         if (NETNS_FOLDER / self.switch_namespace).exists():
             run_ip(f"netns del {self.switch_namespace}")
+
+
+def _interface(instance: str) -> str:
+    """Return the name of a node's interface at the bridge; it has at most 15 characters."""
+    return f"v{instance[-10:]}"
 
 
 def _start_proxy(listener: socket.socket, target: str) -> "subprocess.Popen[bytes]":

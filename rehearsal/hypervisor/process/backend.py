@@ -11,35 +11,44 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH
 from rehearsal.hypervisor.process import cloudconfig
 from rehearsal.hypervisor.process import nvidia_smi as nvidia_smi_module
 from rehearsal.hypervisor.process import systemctl as systemctl_module
 from rehearsal.hypervisor.process.gpus import create_gpus
+from rehearsal.hypervisor.process.init import REBOOT
 from rehearsal.hypervisor.processes import (
     REHEARSAL_VARIABLE,
     find_processes,
     kill_rehearsal_processes,
-    send_signal,
 )
 from trainyard.models.report import BackendName, NotRehearsed, Substitution
 
 _ROOT = Path(__file__).parents[3]
 _FOLDERS = ("etc/systemd/system", "usr/bin", "run", "var/log", "tmp", "root")
 INIT_MODULE = "rehearsal.hypervisor.process.init"
+CLOCK_FILE = "etc/clock-offset"
 LOG_LINES = 15
 _REASON = "the process backend needs no root and no virtual machine"
 
 
 class ProcessBackend:
-    """Runs nodes as processes under `folder`/nodes. The environment of each process names the folder."""
+    """Runs nodes as processes under `folder`/nodes. The environment of each process names the folder.
+
+    `clock_library`: libfaketime, which lets the clocks of nodes that boot later differ; None: they have the time of
+    this machine.
+    """
 
     name: BackendName = "process"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._specs: dict[str, NodeSpec] = {}
+        self.clock_library: Path | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +88,7 @@ class ProcessBackend:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(file.content)
             target.chmod(file.mode)
+        (root / CLOCK_FILE).write_text("+0\n")
         create_gpus(root, spec.gpus)
         (root / "run/runcmd.json").write_text(json.dumps(config.commands))
         assert systemctl_module.__file__ is not None
@@ -89,9 +99,14 @@ class ProcessBackend:
             write_script(root / "usr/bin/nvidia-smi", "env", f"PYTHONPATH={_ROOT}", *command)
         # The Python of the image: the bootstrap's unit starts /usr/bin/python3.
         write_script(root / "usr/bin/python3", sys.executable)
-        with (root / "var/log/init.log").open("wb") as log:
+        self._specs[spec.id] = spec
+        self._start_init(spec)
+
+    def _start_init(self, spec: NodeSpec, *arguments: str) -> None:
+        root = self.root(spec.id)
+        with (root / "var/log/init.log").open("ab") as log:
             self._nodes[spec.id] = subprocess.Popen(
-                [sys.executable, "-m", INIT_MODULE],
+                [sys.executable, "-m", INIT_MODULE, *arguments],
                 cwd=_ROOT,
                 env=self.environment(spec, root),
                 stdin=subprocess.PIPE,
@@ -112,9 +127,20 @@ class ProcessBackend:
             "PYTHONPATH": str(_ROOT),
             "TRAINYARD_ROOT": str(root),
             REHEARSAL_VARIABLE: str(self.folder),
+            **self._clock_environment(root),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": spec.metadata_endpoint,
             "AWS_CONTAINER_CREDENTIALS_FULL_URI": spec.metadata_endpoint + CONTAINER_CREDENTIALS_PATH,
             **spec.environment,
+        }
+
+    def _clock_environment(self, root: Path) -> dict[str, str]:
+        if self.clock_library is None:
+            return {}
+        return {
+            "LD_PRELOAD": str(self.clock_library),
+            "FAKETIME_TIMESTAMP_FILE": str(root / CLOCK_FILE),
+            "FAKETIME_CACHE_DURATION": "1",  # seconds; each process reads the file once in this time
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
     def stop(self, instance: str) -> None:
@@ -132,10 +158,35 @@ class ProcessBackend:
             assert process.stdin is not None
             process.stdin.close()
 
-    def send_signal(self, instance: str, number: int) -> None:
-        """Send a signal to all processes of the node."""
-        for process in find_processes(self.folder, self.root(instance)):
-            send_signal(process, number)
+    def processes(self, instance: str) -> list[psutil.Process]:
+        """Return the processes of the node."""
+        return find_processes(self.folder, self.root(instance))
+
+    def restart(self, instance: str) -> None:
+        """Kill all processes of the node, and start its init process again."""
+        self.kill(instance)
+        self._start_init(self._specs[instance], REBOOT)
+
+    def isolate(self, instance: str, is_isolated: bool) -> None:
+        """Raise NotImplementedError: the nodes share the loopback interface."""
+        raise NotImplementedError
+
+    def limit_disks(self) -> None:
+        """Raise NotImplementedError: the nodes share the disk of this machine."""
+        raise NotImplementedError
+
+    def allow_clock_steps(self) -> None:
+        """Let nodes that boot later load libfaketime."""
+        self.clock_library = find_clock_library()
+
+    def fill_disk(self, instance: str, is_full: bool) -> None:
+        """Raise NotImplementedError: the nodes share the disk of this machine."""
+        raise NotImplementedError
+
+    def step_clock(self, instance: str, seconds: float) -> None:
+        """Change the offset that libfaketime adds to the time of this machine."""
+        assert self.clock_library is not None, "the nodes booted without it"
+        (self.root(instance) / CLOCK_FILE).write_text(f"{seconds:+g}\n")
 
     def is_running(self, instance: str) -> bool:
         """Return whether the node's init process runs."""
@@ -193,6 +244,11 @@ class ProcessBackend:
             ("SSM Session Manager", "a node of the process backend has no SSM agent"),
         ]
         return [NotRehearsed(subject=subject, reason=reason) for subject, reason in parts]
+
+
+def find_clock_library() -> Path | None:
+    """Return the path of libfaketime for programs with threads, as the Debian package `libfaketime` installs it."""
+    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 def write_script(file: Path, *command: str) -> None:

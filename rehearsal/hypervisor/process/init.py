@@ -35,6 +35,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 60
 BOOT_ID = "proc/sys/kernel/random/boot_id"  # random(4): it differs in each boot
 ENABLED = "etc/systemd/system/multi-user.target.wants"  # links to the units that start at each boot, as of systemctl(1)
 KEPT_FILES = {"init", "runcmd.json", "nvml.json"}  # in <root>/run; they belong to the emulation
+REBOOT = "--reboot"  # option: start the enabled units instead of `runcmd`
 SOCKET = "init"  # in <root>/run, used as a relative path because a socket's path has at most 107 characters
 
 
@@ -385,7 +386,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, shut_down)
     with (root / "var/log/cloud-init-output.log").open("ab") as log:
-        init.start_runcmd(json.loads((root / "run/runcmd.json").read_text()), log)
+        if REBOOT in sys.argv:
+            init.boot_again()
+        else:
+            init.start_runcmd(json.loads((root / "run/runcmd.json").read_text()), log)
         code = init.run()
     send_signals(psutil.Process().children(recursive=True), signal.SIGKILL)
     return code

@@ -52,7 +52,7 @@ def test_job_runs_without_faults_once_per_settings(options: Options, rehearsed: 
         report = run_chaos(options, chaos(seed), Display(), Interrupts())
         assert report is not None
         assert (report.ok, report.seed) == (True, seed)
-    assert [len(each.rank_faults) for each in rehearsed] == [0, 2, 2]
+    assert [len(each.run_faults) for each in rehearsed] == [0, 2, 2]
     assert dict(rehearsed[0].changes)["job.train.steps"] == 20
     assert json.loads((options.folder / "chaos.json").read_text())["seed"] == 2
 

@@ -18,7 +18,14 @@ def rehearsal(**changes: Any) -> Report:
     fields: dict[str, Any] = dict.fromkeys(Report.model_fields, ())
     fields |= {"ok": True, "stack": "local", "backend": "process", "engine": "mocks", "run": "run-1", "nodes": 2}
     fields |= {"processes_per_node": 2, "resources_created": 1, "resources_deleted": 1, "phases": {}, "objects": {}}
-    fields |= {"first_loss": 5.0, "last_loss": 5.0, "steps": 20, "checkpoints_loaded": True, "results_uri": None}
+    fields |= {
+        "first_loss": 5.0,
+        "last_loss": 5.0,
+        "steps": 20,
+        "checkpoints_loaded": True,
+        "results_uri": None,
+        "replacements": 0,
+    }
     return Report.model_validate({**fields, "injections": (KILL,), **changes})
 
 

@@ -5,7 +5,7 @@ import pytest
 from rehearsal.aws.faults import SpotInterruption
 from rehearsal.chaos.schedule import fault_kinds, plan_faults
 from rehearsal.faults import check_faults, format_fault, parse_faults
-from rehearsal.gpu_faults import GpuFault
+from rehearsal.run_faults.gpus import GpuFault
 from rehearsal.workspace import Options, read_stack
 from tests.machines import ROOT
 from trainyard.config.project import read_project
@@ -40,7 +40,7 @@ def test_each_kind_occurs_before_one_is_repeated() -> None:
 def test_faults_are_valid_for_the_stack(stack: str) -> None:
     settings = settings_of(stack)
     faults = plan_faults(1, 40, 60, settings)
-    check_faults(faults, settings, "us-east-1")
+    check_faults(faults, settings, "us-east-1", "process")
     assert parse_faults(map(format_fault, faults)) == tuple(faults)
     kinds = {type(each.fault) for each in faults}
     assert (GpuFault in kinds) == (settings.worker_type.gpu is not None)

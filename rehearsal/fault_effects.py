@@ -6,16 +6,20 @@ from collections.abc import Iterable, Sequence
 from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.faults import Fault, Reclaim, SpotInterruption
 from rehearsal.faults import parse_faults
-from rehearsal.gpu_faults import GpuFault
-from rehearsal.node_faults import NodeHang
-from rehearsal.rank_faults import RankFault, RankKill, ScheduledFault
+from rehearsal.run_faults.gpus import GpuFault
+from rehearsal.run_faults.injection import ScheduledFault
+from rehearsal.run_faults.job import RunFault
+from rehearsal.run_faults.nodes import KernelPanic, NodeHang, NodeTerminate
+from rehearsal.run_faults.ranks import OutOfMemoryKill, RankKill
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.report import FaultInjection
 
 _PLACE_AND_TIME = ("rank", "node", "gpu", "step", "seconds", "after")
+_NODE_LOSSES = (NodeHang, NodeTerminate, KernelPanic)
+_FATAL_FAULTS = (RankKill, OutOfMemoryKill, *_NODE_LOSSES, SpotInterruption, Reclaim)
 
 
-def parse_fault(text: str) -> Fault | RankFault:
+def parse_fault(text: str) -> Fault | RunFault:
     """Return the fault of an injection."""
     (fault,) = parse_faults([text])
     return fault.fault if isinstance(fault, ScheduledFault) else fault
@@ -32,7 +36,7 @@ def ends_attempt(text: str) -> bool:
     fault = parse_fault(text)
     if isinstance(fault, GpuFault):
         return fault.is_fatal
-    return isinstance(fault, (RankKill, NodeHang, SpotInterruption, Reclaim))
+    return isinstance(fault, _FATAL_FAULTS)
 
 
 def ended_attempts(
@@ -52,7 +56,7 @@ def replaceable_nodes(injections: Iterable[FaultInjection], instances: Iterable[
     lost, repaired = set[str](), Counter[str]()
     for injection in injections:
         fault = parse_fault(injection.fault)
-        if isinstance(fault, NodeHang) or (isinstance(fault, GpuFault) and fault.needs_replacement):
+        if isinstance(fault, _NODE_LOSSES) or (isinstance(fault, GpuFault) and fault.needs_replacement):
             lost.update(injection.nodes)
         elif isinstance(fault, GpuFault):
             repaired.update(injection.nodes)

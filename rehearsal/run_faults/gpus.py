@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from rehearsal.hypervisor.process.gpus import change_gpu, gpu_address
 from rehearsal.hypervisor.processes import send_signal
-from trainyard.base import StrictModel
+from rehearsal.run_faults.job import Job, RunFault
 
 GpuCondition = Literal["ecc", "row-remap-pending", "row-remap-failed", "thermal", "power-brake", "nvlink", "lost"]
 _CONDITIONS: dict[GpuCondition, dict[str, int]] = {
@@ -62,7 +62,7 @@ _LOST_XID = 79  # no process of the node can use this GPU until it has another h
 _KERNEL_ERROR = 3  # priority of the driver's messages: facility 0 (kernel), level 3 (error)
 
 
-class GpuFault(StrictModel):
+class GpuFault(RunFault):
     """A fault of one GPU: an Xid in the kernel log of its node, a condition that NVML reports, or both.
 
     After an Xid that ends processes, the ranks of the node get SIGABRT, as when NCCL's watchdog ends a process after an
@@ -71,7 +71,6 @@ class GpuFault(StrictModel):
 
     kind: Literal["gpu"] = "gpu"
     node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
-    step: int = Field(default=1, ge=1, description="Step of the built-in trainer after which it happens.")
     gpu: int = Field(default=0, ge=0, description="GPU of the node.")
     xid: int | None = Field(default=None, ge=1, description="Number of the Xid; none: the kernel log has none.")
     condition: GpuCondition | None = Field(default=None, validate_default=True, description="Condition in NVML.")
@@ -98,15 +97,29 @@ class GpuFault(StrictModel):
         """Whether the node must be replaced: docs/node-health.md."""
         return self.lasts or self.xid == 64 or self.condition in ("lost", "row-remap-failed")
 
-    def inject(self, root: Path, ranks: Iterable[psutil.Process]) -> None:
-        """Inject the fault into the node with this root folder, on which these ranks run."""
+    def inject(self, job: Job) -> tuple[str, ...] | None:
+        """Break the GPU, and end the ranks of its node if they cannot continue."""
+        ranks = job.ranks_of(self.node)
+        if not ranks:
+            return None
+        instance = ranks[0].instance
+        try:
+            self.break_gpu(ranks[0].root)
+        except OSError:  # the rank by which the node is reached has ended
+            return None
+        if self.is_fatal:
+            self.end_ranks(rank.process for rank in ranks)
+        if self.lasts:
+            job.call_repeatedly(lambda: self.end_ranks(job.processes_of(instance)))
+        return (instance,)
+
+    def break_gpu(self, root: Path) -> None:
+        """Change what NVML returns on the node with this root folder, and write the Xid to its kernel log."""
         values = _XID_VALUES.get(self.xid or 0, {}) | (_CONDITIONS[self.condition] if self.condition else {})
         change_gpu(root, self.gpu, values)
         if self.xid is not None:
             text = _XID_TEXTS.get(self.xid, "pid='<unknown>', name=<unknown>, Ch 00000008")
             write_kernel_log(root, f"NVRM: Xid (PCI:{gpu_address(root, self.gpu)}): {self.xid}, {text}")
-        if self.is_fatal:
-            self.end_ranks(ranks)
 
     def end_ranks(self, ranks: Iterable[psutil.Process]) -> None:
         """End these ranks as the failing GPU does."""

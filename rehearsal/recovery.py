@@ -1,40 +1,39 @@
 """How a run recovered from each fault. Without side effects."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
-from pydantic import Field
-
-from rehearsal.chaos.faults import ended_attempts, fault_kind
+from rehearsal.fault_effects import ends_attempt, fault_kind
 from rehearsal.run_records import RunRecords
-from trainyard.base import StrictModel
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.events import AgentEvent
 from trainyard.models.metrics import MetricLine
-from trainyard.models.report import FaultInjection
+from trainyard.models.report import FaultInjection, Recovery
+
+PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "regained_seconds")
 
 
-class Recovery(StrictModel):
-    """Recovery from one fault. Seconds count from the injection; none: the fault did not end the attempt."""
+def find_recoveries(
+    injections: Sequence[FaultInjection], records: RunRecords, *, only_expected: bool = False
+) -> list[Recovery]:
+    """Return the recovery from each fault, in the order of the injections.
 
-    fault: str = Field(description="The fault, in the syntax of --fault.")
-    kind: str = Field(description="The fault without place and time.")
-    time: float = Field(description="Unix time of the injection, seconds.")
-    nodes: tuple[str, ...] = Field(description="Instances that it affected; empty for a fault of the account.")
-    attempt: int | None = Field(description="Attempt that it ended; none: the job continued.")
-    detected_seconds: float | None = Field(None, description="Seconds to the decision of the controller.")
-    restarted_seconds: float | None = Field(None, description="Seconds to the start of all ranks of the next attempt.")
-    next_step_seconds: float | None = Field(None, description="Seconds to the end of the first step afterwards.")
-    regained_seconds: float | None = Field(None, description="Seconds until the last step before it was done again.")
-    repeated_steps: int = Field(0, ge=0, description="Steps that were done before it and again after it.")
-    unsaved_steps: int = Field(0, ge=0, description="Of these, steps that the newest checkpoint at the time contained.")
-
-
-def find_recoveries(injections: Iterable[FaultInjection], records: RunRecords) -> list[Recovery]:
-    """Return the recovery from each fault, in the order of the injections."""
-    return [_recovery(each, decision, records) for each, decision in ended_attempts(injections, records.decisions)]
+    A fault has ended the attempt on which the controller decided next. For a fault that does not always end one, that
+    decision must be earlier than the next fault; `only_expected`: it never counts.
+    """
+    recoveries = []
+    for each in injections:
+        decision = next((decision for decision in records.decisions if decision.time >= each.time), None)
+        following = min((other.time for other in injections if other.time > each.time), default=float("inf"))
+        if decision is not None and not ends_attempt(each.fault) and (only_expected or decision.time >= following):
+            decision = None
+        recoveries.append(_recovery(each, decision, following, records))
+    return recoveries
 
 
-def _recovery(injection: FaultInjection, decision: AttemptDecision | None, records: RunRecords) -> Recovery:
+def _recovery(
+    injection: FaultInjection, decision: AttemptDecision | None, following: float, records: RunRecords
+) -> Recovery:
     recovery = Recovery(
         fault=injection.fault,
         kind=fault_kind(injection.fault),
@@ -43,7 +42,7 @@ def _recovery(injection: FaultInjection, decision: AttemptDecision | None, recor
         attempt=decision.attempt if decision else None,
     )
     if decision is None:
-        return recovery
+        return recovery.model_copy(update={"longest_step_seconds": _longest_step(records, injection.time, following)})
     before = max((line.step for line in records.lines if line.attempt <= decision.attempt), default=0)
     later = [line for line in records.lines if line.attempt > decision.attempt]
     times: dict[str, float | None] = {
@@ -54,6 +53,12 @@ def _recovery(injection: FaultInjection, decision: AttemptDecision | None, recor
     }
     seconds = {name: round(time - injection.time, 2) for name, time in times.items() if time is not None}
     return recovery.model_copy(update={**seconds, **_lost_steps(injection, before, later)})
+
+
+def _longest_step(records: RunRecords, start: float, end: float) -> float | None:
+    """Return the longest time between two consecutive steps that ends between `start` and `end`, Unix times."""
+    times = [line.time for line in records.final_lines]
+    return max((round(after - before, 2) for before, after in pairwise(times) if start <= after <= end), default=None)
 
 
 def _lost_steps(injection: FaultInjection, before: int, later: Sequence[MetricLine]) -> dict[str, int]:

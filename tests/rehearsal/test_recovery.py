@@ -2,8 +2,8 @@
 
 import pytest
 
-from rehearsal.chaos.faults import ends_attempt, fault_kind
-from rehearsal.chaos.recovery import find_recoveries
+from rehearsal.fault_effects import ends_attempt, fault_kind
+from rehearsal.recovery import find_recoveries
 from tests.rehearsal.chaos.runs import injection, interrupted_run
 
 KILL = "rank-kill,rank=3,peers=hang,after=10"
@@ -24,8 +24,16 @@ def test_steps_of_a_checkpoint_that_are_done_again_are_unsaved() -> None:
 
 
 def test_fault_that_ends_no_attempt_has_no_phases() -> None:
-    (recovery,) = find_recoveries([injection("agent-kill,node=0", 35.0, "a")], interrupted_run())
+    kill, later = injection("agent-kill,node=0", 35.0, "a"), injection(KILL, 40.5, "a")
+    recovery, _ = find_recoveries([kill, later], interrupted_run())
     assert (recovery.attempt, recovery.detected_seconds, recovery.repeated_steps) == (None, None, 0)
+    assert recovery.longest_step_seconds is not None
+
+
+def test_attempt_ended_by_a_fault_that_should_not_end_it_counts_unless_only_expected_ends_do() -> None:
+    kill = [injection("agent-kill,node=0", 35.0, "a")]
+    assert find_recoveries(kill, interrupted_run())[0].attempt == 1
+    assert find_recoveries(kill, interrupted_run(), only_expected=True)[0].attempt is None
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ import pytest
 
 from rehearsal.aws.faults import Fault
 from rehearsal.faults import format_fault
-from rehearsal.gpu_faults import GpuFault, write_kernel_log
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.process import nvidia_smi as nvidia_smi_module
 from rehearsal.hypervisor.process.gpus import create_gpus, set_module_path
 from rehearsal.hypervisor.process.nvml import pynvml
 from rehearsal.hypervisor.processes import is_alive, send_signal
-from rehearsal.rank_faults import RankFaults, RankKill, ScheduledFault, find_ranks
+from rehearsal.run_faults.gpus import GpuFault, write_kernel_log
+from rehearsal.run_faults.injection import FaultInjector, ScheduledFault
+from rehearsal.run_faults.job import find_ranks
+from rehearsal.run_faults.ranks import RankKill
 from tests.machines import ROOT
 from tests.metrics import metric
 from tests.polling import eventually
@@ -81,7 +83,9 @@ def test_healthy_node_has_no_findings(root: Path) -> None:
 def test_fault_is_seen_by_the_sensors_and_ends_ranks(
     root: Path, rank: psutil.Popen, fault: GpuFault, rules: set[str], ends: bool
 ) -> None:
-    fault.inject(root, [rank])
+    fault.break_gpu(root)
+    if fault.is_fatal:
+        fault.end_ranks([rank])
     assert readings(root) == {(rule, "GPU 1") for rule in rules}
     if ends:
         assert rank.wait(10) == -signal.SIGABRT
@@ -114,15 +118,15 @@ def test_module_path_of_a_node_with_gpus_has_only_nvml(root: Path, monkeypatch: 
 
 
 def test_reset_repairs_all_gpus_but_a_lost_one_unless_ranks_run(root: Path, rank: psutil.Popen) -> None:
-    GpuFault(node=1, gpu=0, xid=119).inject(root, [])
-    GpuFault(node=1, gpu=1, condition="row-remap-pending").inject(root, [])
+    GpuFault(node=1, gpu=0, xid=119).break_gpu(root)
+    GpuFault(node=1, gpu=1, condition="row-remap-pending").break_gpu(root)
     assert nvidia_smi("--query-compute-apps=pid", "--format=csv,noheader") == (0, f"{rank.pid}\n")
     assert nvidia_smi("--gpu-reset") == (19, "GPU is in use by another client.\n")
     send_signal(rank, signal.SIGKILL)
     rank.wait()
     assert nvidia_smi("--gpu-reset") == (0, "")
     assert [reading.rule.name for reading in Nvml(2).read()] == []
-    GpuFault(node=1, gpu=1, xid=79).inject(root, [])
+    GpuFault(node=1, gpu=1, xid=79).break_gpu(root)
     assert nvidia_smi("--gpu-reset")[0] == 15
     assert [reading.rule.name for reading in Nvml(2).read()] == ["gpu-lost"]
 
@@ -131,7 +135,7 @@ def test_rank_of_a_lost_node_is_never_killed(tmp_path: Path) -> None:
     bucket, hypervisor = MetricsOfStep(3), cast(Hypervisor, None)
     bucket.control = Control(attempt=1, nodes=("i-1",), waiting_since=1.0)
     lost, kill = start_rank(tmp_path / "lost", 0, "i-1"), ScheduledFault(RankKill(rank=0))
-    faults = RankFaults([kill], cast(Bucket, bucket), RUN, hypervisor, refuse_account_fault, format_fault)
+    faults = FaultInjector([kill], cast(Bucket, bucket), RUN, hypervisor, refuse_account_fault, format_fault)
     assert faults.inject_due() == []  # between two attempts
     replacement = start_rank(tmp_path / "replacement", 0, "i-2")
     bucket.control = Control(attempt=2, nodes=("i-2",))
@@ -158,7 +162,7 @@ def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) ->
     ranks = [start_rank(first, 0), start_rank(second, 1)]
     lost = ScheduledFault(GpuFault(node=1, step=3, xid=79))
     bucket, hypervisor = cast(Bucket, MetricsOfStep(3)), cast(Hypervisor, None)
-    faults = RankFaults([lost], bucket, RUN, hypervisor, refuse_account_fault, format_fault)
+    faults = FaultInjector([lost], bucket, RUN, hypervisor, refuse_account_fault, format_fault)
     try:
         with faults.injecting():
             assert ranks[1].wait(20) == -signal.SIGABRT
@@ -166,7 +170,7 @@ def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) ->
             assert ranks[2].wait(20) == -signal.SIGABRT
         assert faults.remaining == []
         (injection,) = faults.injections
-        assert injection.fault == "gpu,node=1,step=3,xid=79"
+        assert injection.fault == "gpu,node=1,xid=79,step=3"
         assert (injection.nodes, injection.checkpoint) == (("i-1",), "step-00000002")
         assert [is_alive(rank) for rank in (ranks[0], ranks[3])] == [True, True]
     finally:

@@ -1,0 +1,33 @@
+"""A clock that is set."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rehearsal.hypervisor.backend import Backend
+from rehearsal.run_faults.job import Job, RunFault
+from trainyard.models.report import BackendName
+
+
+class ClockStep(RunFault):
+    """A clock that steps: the system time of a node changes at once, CLOCK_MONOTONIC and CLOCK_BOOTTIME do not.
+
+    All nodes share the kernel of this machine, so libfaketime changes what their processes read.
+    """
+
+    backends: ClassVar[tuple[BackendName, ...]] = ("process",)
+    kind: Literal["clock-step"] = "clock-step"
+    node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
+    seconds: float = Field(allow_inf_nan=False, description="Seconds that are added; negative: the clock is set back.")
+
+    def prepare(self, backend: Backend) -> None:
+        """Let the machines load libfaketime."""
+        backend.allow_clock_steps()
+
+    def inject(self, job: Job) -> tuple[str, ...] | None:
+        """Set the clock of the node."""
+        instance = job.instance(self.node)
+        if instance is None:
+            return None
+        job.hypervisor.step_clock(instance, self.seconds)
+        return (instance,)
