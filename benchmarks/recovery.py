@@ -1,16 +1,14 @@
 """Seconds from a failed rank to the next step, with and without standby and copies in host memory.
 
 Each variant is a rehearsal of the stack `local`: two nodes with two ranks each (process backend). A rank is killed
-twice; the second time the other ranks hang, as they do in NCCL. `seconds` is the time from the last step before a fault
-to the first step after it, and `repeated` the number of steps that are repeated. `ratio` is the time divided by that of
-the first variant, which has neither.
+twice; the second time the other ranks hang, as they do in NCCL. `seconds` is the time from a fault to the end of the
+first step after it, and `repeated` the number of steps that are repeated. `ratio` is the time divided by that of the
+first variant, which has neither.
 """
 
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ import typer
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the script finds the project's packages
 from benchmarks.options import AsJson
-from trainyard.models.metrics import MetricLine
+from trainyard.models.report import Report
 
 STACK, STEPS = "local", 220
-FAULTS = {"rank killed": "rank-kill,rank=3,step=95", "peers hang": "rank-kill,rank=1,step=165,peers=hang"}
+FAULTS = {"rank killed": "rank-kill,rank=3,step=95", "peers hang": "rank-kill,rank=1,peers=hang,step=165"}
 VARIANTS = {
     "neither": (False, False),
     "memory": (False, True),
@@ -31,41 +29,28 @@ VARIANTS = {
 }
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """The recovery from one fault."""
-
-    seconds: float
-    repeated: int
-
-
-def measure_variant(standby: bool, memory: bool) -> dict[str, Recovery]:
-    """Run a rehearsal with all faults, and return the recovery from each. Raises RuntimeError if it fails."""
+def measure_variant(standby: bool, memory: bool) -> dict[str, tuple[float, int]]:
+    """Run a rehearsal with all faults; return fault -> seconds and repeated steps. Raises RuntimeError if it fails."""
     checkpoint = "job.train.checkpoint"
     changes = [f"job.train.steps={STEPS}", f"job.standby={str(standby).lower()}"]
     changes += [f"{checkpoint}.interval_steps=20", f"{checkpoint}.memory_copies={str(memory).lower()}"]
-    changes += [f"{checkpoint}.memory_interval_steps=1"]
-    command = [sys.executable, "-m", "rehearsal", "run", "--stack", STACK]
+    changes += [f"{checkpoint}.memory_interval_steps=1"] if memory else []
+    command = [sys.executable, "-m", "rehearsal", "run", "--json", "--stack", STACK]
     command += [option for fault in FAULTS.values() for option in ("--fault", fault)]
     command += [option for change in changes for option in ("--set", change)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}: {process.stderr[-2000:]}")
-    return dict(zip(FAULTS, find_recoveries(read_metrics(ROOT / f"build/rehearsal/{STACK}")), strict=True))
+    return find_recoveries(Report.model_validate_json(process.stdout))
 
 
-def read_metrics(folder: Path) -> list[MetricLine]:
-    """Return the metrics of all attempts on the nodes of a rehearsal. Its results have each step once."""
-    files = folder.glob("nodes/*/opt/trainyard/runs/*/attempt-*/metrics/metrics.jsonl")
-    return [MetricLine.model_validate_json(line) for file in files for line in file.read_text().splitlines()]
-
-
-def find_recoveries(lines: list[MetricLine]) -> list[Recovery]:
-    """Return the recoveries between consecutive attempts."""
-    recoveries = []
-    for before, after in pairwise(sorted(lines, key=lambda line: (line.attempt, line.step))):
-        if after.attempt > before.attempt:
-            recoveries.append(Recovery(round(after.time - before.time, 2), before.step - after.step + 1))
+def find_recoveries(report: Report) -> dict[str, tuple[float, int]]:
+    """Return fault -> seconds to the next step and repeated steps. Raises RuntimeError if one has no next step."""
+    recoveries = {}
+    for name, recovery in zip(FAULTS, report.recoveries, strict=True):
+        if recovery.next_step_seconds is None:
+            raise RuntimeError(f"no step followed {recovery.fault}")
+        recoveries[name] = recovery.next_step_seconds, recovery.repeated_steps
     return recoveries
 
 
@@ -77,8 +62,8 @@ def measure() -> dict[str, Any]:
         "stack": STACK,
         "variants": {
             name: {
-                fault: {**asdict(recovery), "ratio": round(recovery.seconds / base[fault].seconds, 2)}
-                for fault, recovery in recoveries.items()
+                fault: {"seconds": seconds, "repeated": repeated, "ratio": round(seconds / base[fault][0], 2)}
+                for fault, (seconds, repeated) in recoveries.items()
             }
             for name, recoveries in results.items()
         },

@@ -24,8 +24,6 @@ from rehearsal.aws.faults import (
     parse_denied_operations,
 )
 from rehearsal.aws.zones import region_zones
-from rehearsal.hypervisor.process.backend import find_clock_library
-from rehearsal.run_faults.clocks import ClockStep
 from rehearsal.run_faults.gpus import GpuFault
 from rehearsal.run_faults.injection import RUN_FAULTS, ScheduledFault
 from rehearsal.run_faults.job import RunFault
@@ -128,8 +126,6 @@ def _check_run_fault(fault: RunFault, settings: StackSettings, backend: BackendN
     if backend not in fault.backends:
         fix = f"Add --backend {fault.backends[0]} (BACKEND={fault.backends[0]})"
         raise _error(format_fault(fault), [f"nodes of the backend {backend} cannot have this fault"], fix)
-    if isinstance(fault, ClockStep) and find_clock_library() is None:
-        raise _error(format_fault(fault), ["libfaketime is not installed"], "Install the Debian package faketime")
 
 
 def _check_gpu(fault: GpuFault, settings: StackSettings) -> None:

@@ -12,7 +12,7 @@ from trainyard.models.report import BackendName
 class ClockStep(RunFault):
     """A clock that steps: the system time of a node changes at once, CLOCK_MONOTONIC and CLOCK_BOOTTIME do not.
 
-    All nodes share the kernel of this machine, so libfaketime changes what their processes read.
+    All nodes share the kernel of this machine, so only what Python's `time.time` returns on the node changes.
     """
 
     backends: ClassVar[tuple[BackendName, ...]] = ("process",)
@@ -21,7 +21,7 @@ class ClockStep(RunFault):
     seconds: float = Field(allow_inf_nan=False, description="Seconds that are added; negative: the clock is set back.")
 
     def prepare(self, backend: Backend) -> None:
-        """Let the machines load libfaketime."""
+        """Let the machines have their own clocks."""
         backend.allow_clock_steps()
 
     def inject(self, job: Job) -> tuple[str, ...] | None:

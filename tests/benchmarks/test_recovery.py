@@ -1,10 +1,24 @@
-"""Benchmark of recovery: what it reads from the metrics of a run."""
+"""Benchmark of recovery: what it reads from the report of a rehearsal."""
 
-from benchmarks.recovery import Recovery, find_recoveries
-from tests.metrics import metric
+import pytest
+
+from benchmarks.recovery import FAULTS, find_recoveries
+from tests.rehearsal.chaos.test_report import rehearsal
+from trainyard.models.report import Recovery
 
 
-def test_recovery_is_the_time_between_the_steps_of_two_attempts() -> None:
-    steps = [(1, 8, 10.0), (1, 9, 11.0), (2, 9, 14.5), (2, 10, 15.0), (3, 11, 17.0)]
-    lines = [metric(step).model_copy(update={"attempt": attempt, "time": time}) for attempt, step, time in steps]
-    assert find_recoveries(lines) == [Recovery(3.5, 1), Recovery(2.0, 0)]
+def recovery(fault: str, seconds: float | None, repeated: int) -> Recovery:
+    fields = {"fault": fault, "kind": "rank-kill", "time": 1.0, "nodes": (), "attempt": 1}
+    return Recovery.model_validate({**fields, "next_step_seconds": seconds, "repeated_steps": repeated})
+
+
+def test_recovery_has_the_seconds_and_the_repeated_steps_of_each_fault() -> None:
+    killed, hang = FAULTS.values()
+    report = rehearsal(recoveries=(recovery(killed, 3.5, 1), recovery(hang, 4.0, 0)))
+    assert find_recoveries(report) == {"rank killed": (3.5, 1), "peers hang": (4.0, 0)}
+
+
+def test_fault_without_a_next_step_is_an_error() -> None:
+    killed, hang = FAULTS.values()
+    with pytest.raises(RuntimeError, match="no step followed rank-kill,rank=3"):
+        find_recoveries(rehearsal(recoveries=(recovery(killed, None, 0), recovery(hang, 4.0, 0))))

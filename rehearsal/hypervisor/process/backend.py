@@ -36,11 +36,7 @@ _REASON = "the process backend needs no root and no virtual machine"
 
 
 class ProcessBackend:
-    """Runs nodes as processes under `folder`/nodes. The environment of each process names the folder.
-
-    `clock_library`: libfaketime, which lets the clocks of nodes that boot later differ; None: they have the time of
-    this machine.
-    """
+    """Runs nodes as processes under `folder`/nodes. The environment of each process names the folder."""
 
     name: BackendName = "process"
 
@@ -48,7 +44,7 @@ class ProcessBackend:
         self.folder = folder
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._specs: dict[str, NodeSpec] = {}
-        self.clock_library: Path | None = None
+        self._has_clocks = False
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +84,7 @@ class ProcessBackend:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(file.content)
             target.chmod(file.mode)
-        (root / CLOCK_FILE).write_text("+0\n")
+        (root / CLOCK_FILE).write_text("0\n")
         create_gpus(root, spec.gpus)
         (root / "run/runcmd.json").write_text(json.dumps(config.commands))
         assert systemctl_module.__file__ is not None
@@ -127,20 +123,10 @@ class ProcessBackend:
             "PYTHONPATH": str(_ROOT),
             "TRAINYARD_ROOT": str(root),
             REHEARSAL_VARIABLE: str(self.folder),
-            **self._clock_environment(root),
+            **({"CLOCK_OFFSET_FILE": str(root / CLOCK_FILE)} if self._has_clocks else {}),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": spec.metadata_endpoint,
             "AWS_CONTAINER_CREDENTIALS_FULL_URI": spec.metadata_endpoint + CONTAINER_CREDENTIALS_PATH,
             **spec.environment,
-        }
-
-    def _clock_environment(self, root: Path) -> dict[str, str]:
-        if self.clock_library is None:
-            return {}
-        return {
-            "LD_PRELOAD": str(self.clock_library),
-            "FAKETIME_TIMESTAMP_FILE": str(root / CLOCK_FILE),
-            "FAKETIME_CACHE_DURATION": "1",  # seconds; each process reads the file once in this time
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
     def stop(self, instance: str) -> None:
@@ -176,17 +162,20 @@ class ProcessBackend:
         raise NotImplementedError
 
     def allow_clock_steps(self) -> None:
-        """Let nodes that boot later load libfaketime."""
-        self.clock_library = find_clock_library()
+        """Let the Python programs of nodes that boot later have their own time."""
+        self._has_clocks = True
 
     def fill_disk(self, instance: str, is_full: bool) -> None:
         """Raise NotImplementedError: the nodes share the disk of this machine."""
         raise NotImplementedError
 
     def step_clock(self, instance: str, seconds: float) -> None:
-        """Change the offset that libfaketime adds to the time of this machine."""
-        assert self.clock_library is not None, "the nodes booted without it"
-        (self.root(instance) / CLOCK_FILE).write_text(f"{seconds:+g}\n")
+        """Change the offset of the node's clock from that of this machine."""
+        assert self._has_clocks, "the nodes booted with the clock of this machine"
+        file = self.root(instance) / CLOCK_FILE
+        temporary = file.with_suffix(".new")
+        temporary.write_text(f"{seconds}\n")
+        temporary.rename(file)
 
     def is_running(self, instance: str) -> bool:
         """Return whether the node's init process runs."""
@@ -244,11 +233,6 @@ class ProcessBackend:
             ("SSM Session Manager", "a node of the process backend has no SSM agent"),
         ]
         return [NotRehearsed(subject=subject, reason=reason) for subject, reason in parts]
-
-
-def find_clock_library() -> Path | None:
-    """Return the path of libfaketime for programs with threads, as the Debian package `libfaketime` installs it."""
-    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 def write_script(file: Path, *command: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rehearsal.hypervisor.process.nvml import pynvml
 
 _DRIVER_FOLDER = "proc/driver/nvidia/gpus"
+_CLOCK_MODULE = Path(__file__).parent / "clock"
 
 
 def create_gpus(root: Path, count: int) -> None:
@@ -20,11 +21,17 @@ def create_gpus(root: Path, count: int) -> None:
 
 
 def set_module_path(root: Path) -> None:
-    """Let this process and its children import NVML's module, if the node has GPUs, and no other module from here."""
-    del os.environ["PYTHONPATH"]
+    """Let this process and its children import modules that emulate hardware, and no other module from here.
+
+    NVML's module if the node has GPUs, and the module of the clock if the node has its own.
+    """
+    folders = [_CLOCK_MODULE] if "CLOCK_OFFSET_FILE" in os.environ else []
     if (root / pynvml.VALUES_FILE).exists():
         assert pynvml.__file__ is not None
-        os.environ["PYTHONPATH"] = str(Path(pynvml.__file__).parent)
+        folders.append(Path(pynvml.__file__).parent)
+    del os.environ["PYTHONPATH"]
+    if folders:
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
 
 
 def gpu_address(root: Path, index: int) -> str:

@@ -51,17 +51,20 @@ def backend(tmp_path: Path) -> Iterator[ProcessBackend]:
     assert not find_processes(folder)
 
 
+def node_spec(services: dict[str, str], start: list[str]) -> NodeSpec:
+    """Return the description of the node i-1."""
+    return NodeSpec(
+        id="i-1",
+        address="127.0.0.1",
+        user_data=user_data(services, start),
+        metadata_endpoint="http://127.0.0.1:1",
+        environment={"EXTRA": "yes"},
+    )
+
+
 def boot(backend: ProcessBackend, services: dict[str, str], start: list[str]) -> Path:
     """Boot the node i-1. Returns its root folder."""
-    backend.boot(
-        NodeSpec(
-            id="i-1",
-            address="127.0.0.1",
-            user_data=user_data(services, start),
-            metadata_endpoint="http://127.0.0.1:1",
-            environment={"EXTRA": "yes"},
-        )
-    )
+    backend.boot(node_spec(services, start))
     return backend.root("i-1")
 
 
@@ -260,6 +263,39 @@ def test_reboot_stops_all_units_and_starts_enabled_units(backend: ProcessBackend
     assert systemd(root, "systemctl", "is-active", "a.service").stdout == "active\n"
     commands = [shlex.join(process.cmdline()) for process in find_processes(backend.folder)]
     assert ("sleep 600" in commands, "sleep 601" in commands) == (True, False)
+
+
+def test_restarted_node_starts_its_enabled_units_although_all_processes_were_suspended(
+    backend: ProcessBackend,
+) -> None:
+    text = unit("cat proc/sys/kernel/random/boot_id; exec sleep 600")
+    root = boot(backend, {"a": text + "[Install]\nWantedBy=multi-user.target\n"}, ["a.service"])
+    log = root / "var/log/a.service.log"
+    eventually(lambda: log.exists() and bool(log.read_text()), "the start of the unit")
+    for process in backend.processes("i-1"):
+        process.suspend()
+    backend.restart("i-1")
+    eventually(lambda: len(set(log.read_text().split())) == 2, "another boot id in the second start of the unit")
+
+
+CLOCK = """import time
+while True:
+    print(time.time() - time.monotonic(), flush=True)
+    time.sleep(0.2)
+"""
+
+
+def test_clock_of_a_node_is_set_to_an_earlier_time(backend: ProcessBackend) -> None:
+    backend.allow_clock_steps()
+    root = boot(backend, {}, [])
+    (root / "clock.py").write_text(CLOCK)
+    eventually((root / "run/init").exists, "the init process")
+    systemd(root, *TRANSIENT, sys.executable, str(root / "clock.py"))
+    log = root / "var/log/t.service.log"
+    eventually(lambda: log.exists() and "\n" in log.read_text(), "the time")
+    first = float(log.read_text().splitlines()[0])
+    backend.step_clock("i-1", -100.0)
+    eventually(lambda: float(log.read_text().rstrip("\n").splitlines()[-1]) < first - 99, "another time")
 
 
 PING = """
