@@ -218,7 +218,9 @@ def _head(args: IdentityArgs) -> list[Statement]:
         _data_key(args),
         _allow("ReadStaging", ["s3:GetObject"], _objects(args.staging_bucket_arn, "*")),
         _allow("WriteHeadEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, "head/*")),
-        _allow("Runs", ["s3:GetObject", "s3:PutObject"], _objects(args.data_bucket_arn, "runs/*")),
+        _allow(
+            "Runs", ["s3:GetObject", "s3:PutObject"], _objects(args.data_bucket_arn, "runs/*", layout.REPLACED_NODES)
+        ),
         *_wheels(args),
     ]
 

@@ -3,8 +3,9 @@
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
 `runs/<run>/{checkpoints,results,metrics,events,heartbeats,decisions,logs}/`; it outlives the cluster. During a dry run
 of a job it also has `dry-run/<id>/{checkpoints,results}/`.
-Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them. Its object
-`uploads/<name>/incomplete` means that the upload of a dataset has not ended.
+Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them,
+`replaced-nodes.json` the nodes that were replaced in all runs. Its object `uploads/<name>/incomplete` means that the
+upload of a dataset has not ended.
 Staging bucket: `bundle/`, `job/` (sources, locked requirements, their wheels), `manifest.json`, `run.json` (the current
 run), `pending-launch` (the id of the launch that has not created its run), `head/controller.json` (where agents connect
 to the controller), and events of the head and builders.
@@ -23,6 +24,7 @@ HEAD_EVENTS = "head/events/"
 CONTROLLER_ENDPOINT = "head/controller.json"
 BAKE_EVENTS = "bake/events/"
 ARCHIVED = "archived.json"
+REPLACED_NODES = "replaced-nodes.json"
 WHEELS = "job/wheels/"
 UPLOADS = "uploads/"
 COMMIT_MARK = ".metadata"

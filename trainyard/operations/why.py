@@ -1,14 +1,18 @@
 """Explains why attempts of a run failed: the evidence, the decisions of the controller, and the outcome."""
 
+import time
+
 from pydantic import Field
 
 from trainyard.base import StrictModel
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.health_check import HealthCheckResult
-from trainyard.models.layout import RunLayout
+from trainyard.models.layout import REPLACED_NODES, RunLayout
+from trainyard.models.replaced_nodes import ReplacedNodes
 from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import read_run_record
+from trainyard.quantity import quantity
 from trainyard.times import format_time
 
 
@@ -19,6 +23,7 @@ class RunExplanation(StrictModel):
     decisions: tuple[AttemptDecision, ...] = Field(description="Decisions on the failed attempts, oldest first.")
     health_checks: tuple[HealthCheckResult, ...] = Field(description="Results of all health checks, oldest first.")
     outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
+    replaced_nodes: ReplacedNodes = Field(ReplacedNodes(), description="Replaced nodes of all runs of the cluster.")
 
 
 def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
@@ -27,11 +32,13 @@ def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
     layout, data = RunLayout(record.run), cluster.data
     decisions = (AttemptDecision.model_validate_json(data.read(key)) for key in data.keys(layout.decisions))
     results = (HealthCheckResult.model_validate_json(data.read(key)) for key in data.keys(layout.health_checks))
+    replaced = data.find(REPLACED_NODES)
     return RunExplanation(
         run=record.run,
         decisions=tuple(decisions),
         health_checks=tuple(results),
         outcome=cluster.outcome(record.run),
+        replaced_nodes=ReplacedNodes() if replaced is None else ReplacedNodes.model_validate_json(replaced),
     )
 
 
@@ -49,8 +56,19 @@ def format_explanation(explanation: RunExplanation) -> list[str]:
         entries.append((outcome.ended_at, [_head(outcome.ended_at, outcome.describe())]))
     lines = [line for _, entry in sorted(entries, key=lambda entry: entry[0]) for line in entry]
     none = "" if explanation.decisions else ": no attempt has failed"
-    return [f"run {explanation.run}{none}", *lines]
+    return [f"run {explanation.run}{none}", *lines, *_describe_replaced(explanation.replaced_nodes)]
 
 
-def _head(time: float, text: str) -> str:
-    return f"{format_time(time)} {text}"
+def _describe_replaced(replaced: ReplacedNodes) -> list[str]:
+    """Return a line for each suspect part of AWS's network."""
+    suspect = replaced.suspect_network_nodes(time.time())
+    return [
+        f"{quantity(count, 'node')} of this cluster below the network node {name} were replaced in the last 7 days: "
+        "nodes below it are used last. AWS support can examine its hosts, with these instance ids: "
+        + ", ".join(node.instance for node in replaced.nodes if node.network_node == name)
+        for name, count in suspect.items()
+    ]
+
+
+def _head(when: float, text: str) -> str:
+    return f"{format_time(when)} {text}"

@@ -1,11 +1,14 @@
 """`trainyard why`: the evidence and the decisions on failed attempts."""
 
+import time
+
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.events import RankFailure
 from trainyard.models.layout import RunLayout
+from trainyard.models.replaced_nodes import ReplacedNode, ReplacedNodes
 from trainyard.models.run import Outcome
 from trainyard.node.controller.failure_analysis import AttemptFailure, decide
 from trainyard.operations.cluster import Cluster
@@ -51,3 +54,14 @@ def test_run_without_failures() -> None:
     assert format_explanation(RunExplanation(run="r", decisions=(), health_checks=(), outcome=None)) == [
         "run r: no attempt has failed"
     ]
+
+
+def test_network_node_with_several_replaced_nodes_is_named() -> None:
+    replaced = ReplacedNodes()
+    for instance, network_node in (("i-1", "nn-1"), ("i-2", "nn-2"), ("i-3", "nn-1"), ("i-4", None), ("i-5", None)):
+        node = ReplacedNode(instance=instance, run="r", time=time.time(), reason="x", network_node=network_node)
+        replaced = replaced.add(node)
+    explanation = RunExplanation(run="r", decisions=(), health_checks=(), outcome=None, replaced_nodes=replaced)
+    (line,) = format_explanation(explanation)[1:]
+    assert line.startswith("2 nodes of this cluster below the network node nn-1 were replaced in the last 7 days")
+    assert line.endswith("i-1, i-3")

@@ -16,6 +16,7 @@ from trainyard.node.controller.liveness import Liveness
 from trainyard.node.controller.outcomes import create_completed_outcome, create_outcome
 from trainyard.node.controller.rank_order import RankOrder
 from trainyard.node.controller.repairs import Repairs
+from trainyard.node.controller.replaced_nodes import ReplacementHistory
 from trainyard.node.controller.run_state import RunState
 from trainyard.node.controller.stragglers import Stragglers
 from trainyard.node.controller.worker_groups import WorkerGroups
@@ -46,7 +47,8 @@ class Attempts:
         self._stack = manifest.stack
         self.liveness, self.idle_detector = Liveness(account, state.clock), IdleDetector()
         self.stragglers = Stragglers()
-        self._rank_order, self.repairs = RankOrder(account), Repairs(state, groups)
+        self._rank_order, self._history = RankOrder(account), ReplacementHistory(state, account)
+        self.repairs = Repairs(state, groups, self._history)
         self._failed_attempts = FailedAttempts(state, groups, self.repairs)
         self._surplus_since: dict[str, float] = {}
         self._removed: set[str] = set()
@@ -146,8 +148,9 @@ class Attempts:
         silent = self.liveness.silent_nodes(ready)
         for node, seconds in sorted(silent.items()):
             if seconds >= WAITING_SILENCE_SECONDS and len(silent) < len(ready):
-                LOG.warning("%s has sent no heartbeat for %.0f s, and the run waits for it: replaced", node, seconds)
-                self.repairs.replace(node)
+                reason = f"no heartbeat for {seconds:.0f} s, and the run waits for it"
+                LOG.warning("%s: %s: replaced", node, reason)
+                self.repairs.replace(node, reason)
 
     def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
         """Start the next attempt, or the next step towards it, if enough nodes are ready; return as `advance`."""
@@ -160,10 +163,17 @@ class Attempts:
         return None
 
     def _select_nodes(self, now: float, count: int) -> tuple[str, ...] | None:
-        """Return `count` usable nodes, those of the last attempt before healthy spares; None if fewer are ready."""
-        control = self._state.control
-        preferred = (frozenset(control.nodes), frozenset(control.healthy_nodes))
-        return self._state.node_states.select_nodes(self._usable_nodes(now), count, preferred)
+        """Return `count` usable nodes, those of the last attempt before healthy spares; None if fewer are ready.
+
+        Nodes below network nodes with several replaced nodes are the last.
+        """
+        control, usable = self._state.control, self._usable_nodes(now)
+        preferred = (
+            frozenset(control.nodes),
+            self._history.find_unsuspected(usable),
+            frozenset(control.healthy_nodes),
+        )
+        return self._state.node_states.select_nodes(usable, count, preferred)
 
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         """Start an attempt on these nodes, or request a health check if some of them have not passed one."""
@@ -210,7 +220,7 @@ class Attempts:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
         for node in result.unhealthy_nodes:
-            self.repairs.replace(node)
+            self.repairs.replace(node, f"health check {request.number}: {result.reason}")
         has_passed, control = result.decision == "passed", self._state.control
         checks_all = has_passed and set(control.nodes) <= set(request.nodes)
         self._state.update_control(

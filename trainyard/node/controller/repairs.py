@@ -4,6 +4,7 @@ import logging
 
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.run import NodeRepair
+from trainyard.node.controller.replaced_nodes import ReplacementHistory
 from trainyard.node.controller.run_state import RunState
 from trainyard.node.controller.worker_groups import WorkerGroups
 
@@ -15,8 +16,8 @@ LOG = logging.getLogger("controller")
 class Repairs:
     """Requests repairs of the agents, and replaces nodes by their groups."""
 
-    def __init__(self, state: RunState, groups: WorkerGroups) -> None:
-        self._state, self._groups = state, groups
+    def __init__(self, state: RunState, groups: WorkerGroups, history: ReplacementHistory) -> None:
+        self._state, self._groups, self._history = state, groups, history
 
     def start(self, decision: AttemptDecision) -> None:
         """Start the actions of a decision. A node that was repaired before in this run is replaced."""
@@ -24,7 +25,8 @@ class Repairs:
         repairs = dict(control.repairs)
         for node, action in decision.actions.items():
             if action == "replace" or (action != "none" and node in control.repaired_nodes):
-                self.replace(node)
+                evidence = [each.text for each in decision.evidence if each.node == node]
+                self.replace(node, "; ".join(evidence) or action)
             elif action != "none":
                 boot = self._state.node_states.latest[node].boot
                 repairs[node] = NodeRepair(
@@ -35,9 +37,10 @@ class Repairs:
             repaired = tuple(dict.fromkeys((*control.repaired_nodes, *repairs)))
             self._state.update_control(repairs=repairs, repaired_nodes=repaired)
 
-    def replace(self, node: str) -> None:
+    def replace(self, node: str, reason: str) -> None:
         """Mark a node unhealthy, so that its group replaces it. No attempt of this run uses it again."""
         self._groups.mark_unhealthy(node)
+        self._history.add(node, reason)
         control = self._state.control
         self._state.update_control(
             unhealthy_nodes=(*control.unhealthy_nodes, node),
@@ -53,8 +56,9 @@ class Repairs:
                 repairs = {other: each for other, each in self._state.control.repairs.items() if other != node}
                 self._state.update_control(repairs=repairs)
             elif now > repair.requested_at + REPAIR_TIMEOUT_SECONDS:
-                LOG.warning("%s: no %s within %.0f s: replaced", node, repair.action, REPAIR_TIMEOUT_SECONDS)
-                self.replace(node)
+                reason = f"no {repair.action} within {REPAIR_TIMEOUT_SECONDS:.0f} s"
+                LOG.warning("%s: %s: replaced", node, reason)
+                self.replace(node, reason)
         return set(self._state.control.repairs)
 
     def _has_ended(self, node: str, repair: NodeRepair) -> bool:

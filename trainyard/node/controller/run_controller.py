@@ -144,7 +144,7 @@ class RunController:
                 return reason
             if reason is None:
                 LOG.warning("%s: replaced", failure.describe())
-                self.attempts.repairs.replace(failure.node)
+                self.attempts.repairs.replace(failure.node, failure.describe())
                 state.update_control(failed_startups={**failed, failure.node: failure.message})
         return None
 

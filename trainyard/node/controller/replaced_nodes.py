@@ -1,0 +1,70 @@
+"""The history of replaced nodes: it is kept in the data bucket, and nodes near several of them are used last."""
+
+import logging
+from collections.abc import Collection
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainyard.models.layout import REPLACED_NODES
+from trainyard.models.replaced_nodes import ReplacedNode, ReplacedNodes
+from trainyard.node.controller.account import Account
+from trainyard.node.controller.run_state import RunState
+
+RETRY_SECONDS = 60.0
+LOG = logging.getLogger("controller")
+
+
+class ReplacementHistory:
+    """The replaced nodes of a cluster. It is advice: errors of AWS do not delay a recovery."""
+
+    def __init__(self, state: RunState, account: Account) -> None:
+        self._state, self._account = state, account
+        self._network_nodes: dict[str, str | None] = {}
+        self._replaced = ReplacedNodes()
+        self._is_read, self._retry_at = False, 0.0
+
+    def add(self, node: str, reason: str) -> None:
+        """Record that a node is replaced."""
+        network_node, state = self._find_network_nodes([node]).get(node), self._state
+        now = state.clock.time()
+        replaced = ReplacedNode(instance=node, run=state.run.run, time=now, reason=reason, network_node=network_node)
+        self._replaced = self._read().add(replaced)
+        try:
+            state.data.write(REPLACED_NODES, self._replaced.model_dump_json(indent=1).encode())
+        except (BotoCoreError, ClientError) as error:
+            LOG.warning("the replacement of %s is not recorded: %s", node, error)
+        if count := self._replaced.suspect_network_nodes(now).get(network_node or ""):
+            LOG.warning("%d nodes below the network node %s were replaced recently", count, network_node)
+
+    def find_unsuspected(self, nodes: Collection[str]) -> frozenset[str]:
+        """Return the nodes that are not below a network node with several recent replacements."""
+        suspect = self._read().suspect_network_nodes(self._state.clock.time())
+        network_nodes = self._find_network_nodes(nodes) if suspect else {}
+        return frozenset(node for node in nodes if network_nodes.get(node) not in suspect)
+
+    def _read(self) -> ReplacedNodes:
+        now = self._state.clock.monotonic()
+        if not self._is_read and now >= self._retry_at:
+            try:
+                content = self._state.data.find(REPLACED_NODES)
+            except (BotoCoreError, ClientError) as error:
+                self._retry_at = now + RETRY_SECONDS
+                LOG.warning("the history of replaced nodes cannot be read: %s", error)
+                return self._replaced
+            self._is_read = True
+            if content is not None:
+                self._replaced = ReplacedNodes.model_validate_json(content)
+        return self._replaced
+
+    def _find_network_nodes(self, nodes: Collection[str]) -> dict[str, str | None]:
+        unknown = [node for node in nodes if node not in self._network_nodes]
+        if unknown:
+            try:
+                described = self._account.describe_network_nodes(unknown)
+            except (BotoCoreError, ClientError) as error:
+                LOG.warning("the network topology of %s cannot be read: %s", ", ".join(unknown), error)
+                return self._network_nodes
+            for node in unknown:
+                path = described.get(node, ())
+                self._network_nodes[node] = path[-1] if path else None
+        return self._network_nodes
