@@ -20,11 +20,11 @@ from trainyard.quantity import quantity
 MAX_UNEXPLAINED_SHARE = 0.02
 # Kinds of faults in which a real cluster fails and that a chaos run does not have.
 NOT_REHEARSED = (
-    NotRehearsed(subject="clock of a node that is set back", reason="all nodes have the clock of this machine"),
     NotRehearsed(
         subject="network cut between nodes", reason="all nodes of the process backend use the loopback network"
     ),
-    NotRehearsed(subject="full disk, OOM kill", reason="nodes share the disk and the memory of this machine"),
+    NotRehearsed(subject="full disk", reason="nodes share the disk of this machine"),
+    NotRehearsed(subject="slow node", reason="the health check that confirms it interrupts the job"),
 )
 
 

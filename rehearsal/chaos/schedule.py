@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 
 from rehearsal.aws.faults import Fault, ServiceOutage, SpotInterruption
 from rehearsal.run_faults.gpus import GpuFault
-from rehearsal.run_faults.head import HeadHang, HeadTerminate
+from rehearsal.run_faults.head import ControllerCrash, HeadHang, HeadTerminate
 from rehearsal.run_faults.injection import ScheduledFault
 from rehearsal.run_faults.job import RunFault
-from rehearsal.run_faults.nodes import AgentHang, AgentKill, NodeHang
-from rehearsal.run_faults.ranks import RankKill
+from rehearsal.run_faults.nodes import AgentHang, AgentKill, KernelPanic, NodeHang, NodeTerminate
+from rehearsal.run_faults.ranks import OutOfMemoryKill, RankKill
 from trainyard.config.settings import StackSettings
 
 AnyFault = Fault | RunFault
@@ -39,9 +39,13 @@ def _outage(service: str) -> _Choose:
 _KINDS: Mapping[str, _Choose] = {
     "rank killed": lambda source, settings: RankKill(rank=_any_rank(source, settings)),
     "peers hang": lambda source, settings: RankKill(rank=_any_rank(source, settings), peers="hang"),
+    "rank out of memory": lambda source, settings: OutOfMemoryKill(rank=_any_rank(source, settings)),
     "agent killed": lambda source, settings: AgentKill(node=_any_node(source, settings)),
     "agent hung": lambda source, settings: AgentHang(node=_any_node(source, settings)),
     "node hung": lambda source, settings: NodeHang(node=_any_node(source, settings)),
+    "node terminated": lambda source, settings: NodeTerminate(node=_any_node(source, settings)),
+    "kernel panic": lambda source, settings: KernelPanic(node=_any_node(source, settings)),
+    "controller crashes": lambda source, _: ControllerCrash(seconds=round(source.uniform(*OUTAGE_SECONDS))),
     "head suspended": lambda source, _: HeadHang(seconds=round(source.uniform(*OUTAGE_SECONDS))),
     "head terminated": lambda *_: HeadTerminate(),
     "S3 outage": _outage("s3"),

@@ -52,3 +52,19 @@ def test_instances_are_shut_down_after_a_failed_boot(tmp_path: Path) -> None:
             assert hypervisor.running_instances() == [instance]
             ec2.terminate_instances(InstanceIds=[instance])
             eventually(lambda: not hypervisor.running_instances(), "the shutdown of the instance")
+
+
+def test_instance_that_does_not_boot_is_impaired(tmp_path: Path) -> None:
+    with EmulatedAws.start(tmp_path / "aws", ADDRESSES, REGION) as account, aws_environment(account):
+        ec2 = client("ec2", REGION)
+        instance = launch(client("ssm", REGION).get_parameter(Name=UBUNTU_PARAMETER)["Parameter"]["Value"], "hanging")
+        backend = ProcessBackend(tmp_path)
+        hypervisor = Hypervisor(account, backend, "hanging", print)
+        hypervisor.hang_next_boots(1)
+        hypervisor.reconcile()
+        (status,) = ec2.describe_instance_status(InstanceIds=[instance])["InstanceStatuses"]
+        assert status["InstanceStatus"]["Status"] == "impaired"
+        assert (hypervisor.running_instances(), backend.processes(instance)) == ([instance], [])
+        ec2.terminate_instances(InstanceIds=[instance])
+        hypervisor.reconcile()
+        assert hypervisor.running_instances() == []

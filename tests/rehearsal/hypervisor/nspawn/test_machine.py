@@ -60,6 +60,15 @@ def test_reboot_keeps_disk_and_journal(node: BootedMachine) -> None:
     assert node.run_script("journalctl --list-boots -q | wc -l").strip() == "2"
 
 
+def test_restart_without_shutdown_keeps_the_disk(node: BootedMachine) -> None:
+    boots = node.machine.boots
+    node.run_script("echo kept > /root/other; sync")
+    node.machine.restart()
+    eventually(lambda: node.machine.boots == boots + 1, "the next boot")
+    eventually(lambda: node.machine.systemd_state() in {"running", "degraded"}, "the end of the boot")
+    assert node.run_script("cat /root/other") == "kept\n"
+
+
 OWNER = """
 import sys, time
 from pathlib import Path
