@@ -13,7 +13,6 @@ that of the rendezvous store, whose sockets the rank closes.
 """
 
 import gc
-import importlib
 import json
 import multiprocessing
 import os
@@ -27,16 +26,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.imports import import_rank_modules
+
 STANDBY = "--standby"
-
-
-def _import_everything() -> None:
-    """Import what a rank needs, so that a fork has it."""
-    names = ["torch.distributed.run", "torch.utils.tensorboard", "trainer.__main__", "trainer.loop"]
-    if os.environ.get("CHECKPOINT_URI", "").startswith("s3://"):
-        names.append("trainer.checkpoints.s3")
-    for name in names:
-        importlib.import_module(name)
 
 
 class ForkedRank:
@@ -141,7 +133,7 @@ def _wait_for_arguments() -> list[str]:
 def main() -> None:
     """Run torchrun. Exits at once when it has ended: the end of an interpreter with torch takes half a second."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for its ranks; libraries read it when they load
-    _import_everything()
+    import_rank_modules()
     gc.collect()
     gc.freeze()  # a collection would copy the pages that the ranks share with this process
     arguments = _wait_for_arguments() if sys.argv[1:] == [STANDBY] else sys.argv[1:]

@@ -28,6 +28,7 @@ from trainer.failures.watchdog import process_group_timeout
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.config import CheckpointConfig
+from trainyard.host_memory import read_host_memory
 
 # Shares of the available memory of a node, and of the free space of its tmpfs, which the copies may use.
 MEMORY_SHARE, TMPFS_SHARE = 0.5, 0.75
@@ -291,8 +292,7 @@ class MemoryCopies:
         """Return the memory that the copies on this node may use, with that of the files that exist."""
         existing = sum(file.stat().st_size for file in self._folder.iterdir())
         status = os.statvfs(self._folder)
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        available = read_host_memory()["MemAvailable"]
         free = status.f_bavail * status.f_frsize
         return min(MEMORY_SHARE * (available + existing), TMPFS_SHARE * (free + existing))
 

@@ -9,6 +9,7 @@ import torch
 
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import Layout
+from trainyard.host_memory import read_host_memory
 
 _GIB = 2**30
 _STATE_BYTES = 16  # per parameter in training: weight, gradient and AdamW's two moments, in fp32
@@ -114,10 +115,9 @@ def describe_memory(device: torch.device) -> str:
             f" torch's allocator, {others / _GIB:.2f} used otherwise (CUDA, NCCL, other processes),"
             f" {free / _GIB:.2f} free"
         )
-    host = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE))
-    process = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read("/proc/self/status"), re.MULTILINE))
+    host, process = read_host_memory(), read_host_memory(Path("/proc/self/status"))  # of the same format
     parts = [
-        f"{int(table[key]) / 2**20:.2f} GiB {label}"
+        f"{table[key] / _GIB:.2f} GiB {label}"
         for table, key, label in (
             (host, "MemTotal", "total"),
             (host, "MemAvailable", "available"),

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from trainer.imports import import_rank_modules
 from trainyard.base import StrictModel
 
 
@@ -28,11 +29,7 @@ def redirect_output(logs: Path) -> None:
 
 def main() -> int:
     """Wait for the assignment, then run the trainer. Returns its exit status."""
-    # Imports that a rank needs up to its first step, also those that torch makes when it first uses a function.
-    import torch._dynamo
-    import torch.utils.tensorboard  # noqa: F401
-
-    import trainer.loop  # noqa: F401
+    import_rank_modules()
     from trainer.__main__ import main as run_trainer
 
     line = sys.stdin.readline()

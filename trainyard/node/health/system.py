@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainyard.host_memory import read_host_memory
 from trainyard.node.health.rules import (
     DISK_FULL,
     EFA_DOWN,
@@ -112,12 +113,10 @@ class Memory:
 
     def read(self) -> Iterator[Reading]:
         """Return low memory and uncorrected errors."""
-        if self._meminfo.exists():
-            lines = (line.split() for line in self._meminfo.read_text().splitlines())
-            values = {fields[0].rstrip(":"): int(fields[1]) for fields in lines}
-            available = values["MemAvailable"] / values["MemTotal"]
+        if memory := read_host_memory(self._meminfo):
+            available = memory["MemAvailable"] / memory["MemTotal"]
             if available < FREE_MEMORY:
-                text = f"{available:.1%} of {values['MemTotal'] / 2**20:.0f} GiB of memory is available."
+                text = f"{available:.1%} of {memory['MemTotal'] / 2**30:.0f} GiB of memory is available."
                 yield Reading(MEMORY_LOW, None, text)
         for counter in sorted(self._edac.glob("mc*/ue_count")):
             if count := int(counter.read_text()):
