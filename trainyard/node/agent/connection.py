@@ -107,6 +107,7 @@ class HeadConnection:
             close_timeout=1.0,
             proxy=None,
             max_size=None,
+            compression=None,
         ) as connection:
             try:
                 self._start_sending(connection)

@@ -126,6 +126,7 @@ class AgentServer:
             max_size=MAXIMUM_MESSAGE_BYTES,
             process_request=self._authenticate,
             server_header=None,
+            compression=None,  # the messages are small
         ) as server:
             self._port = next(iter(server.sockets)).getsockname()[1]
             self._started.set()
