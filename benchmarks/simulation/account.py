@@ -42,6 +42,7 @@ class Instance:
     host: Host
     launched_at: float
     state: str = "Pending"
+    health: str = "Healthy"
     silent_since: float | None = None
     ended_at: float | None = None
 
@@ -100,7 +101,7 @@ class SimulatedAccount(Account):
         self._fail_sometimes("DescribeAutoScalingGroups")
         if self._described is None:
             self._described = [
-                {"InstanceId": each.id, "LifecycleState": each.state}
+                {"InstanceId": each.id, "LifecycleState": each.state, "HealthStatus": each.health}
                 for each in self.instances.values()
                 if each.state != "Terminated"
             ]
@@ -127,6 +128,7 @@ class SimulatedAccount(Account):
     def set_unhealthy(self, instance: str) -> None:
         """Let the group replace a member."""
         member = self._member(instance)
+        member.health, self._described = "Unhealthy", None
         self.replaced.append(instance)
         if not self._is_faulty(member):
             self.false_replacements.append(instance)

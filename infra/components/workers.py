@@ -100,7 +100,8 @@ class WorkerGroup(pulumi.ComponentResource):
         group = aws.autoscaling.Group(
             name,
             min_size=0,
-            max_size=args.plan.nodes,
+            # With a replacement that is launched before its node is terminated.
+            max_size=args.plan.nodes + args.launches_before_terminating,
             launch_template=(
                 None
                 if spot

@@ -11,7 +11,7 @@ from typing import Any
 from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 from botocore.exceptions import ClientError
 
-from trainyard.aws.clients import client
+from trainyard.aws.clients import MAX_ATTEMPTS, client
 
 ABORT_UPLOADS_DAYS = 7  # after which lifecycle rules abort incomplete multipart uploads, which are billed
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
@@ -48,11 +48,11 @@ def find_buckets(region: str, tags: Mapping[str, str]) -> list[str]:
 
 
 class Bucket:
-    """Objects of one bucket."""
+    """Objects of one bucket. `max_attempts`: of each request."""
 
-    def __init__(self, name: str, region: str) -> None:
+    def __init__(self, name: str, region: str, max_attempts: int = MAX_ATTEMPTS) -> None:
         self.name = name
-        self._s3 = client("s3", region)
+        self._s3 = client("s3", region, max_attempts)
 
     def exists(self) -> bool:
         """Return whether the bucket exists."""

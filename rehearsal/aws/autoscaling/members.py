@@ -217,7 +217,8 @@ def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
         for member in present:
             if member not in counted:
                 terminate_member(member)
-    missing = self.desired_capacity - len(counted)
+    # That a replacement does not exceed the maximum size either is an assumption.
+    missing = min(self.desired_capacity - len(counted), max(0, self.max_size - len(present)))
     if missing > 0 and not is_suspended(self, "Launch"):
         self.replace_autoscaling_group_instances(missing, {})
     elif missing < 0 and not is_suspended(self, "Terminate"):

@@ -213,6 +213,8 @@ class Agent:
         requested = control.repairs.get(self.node.instance)
         if self._attempt is not None:
             self._step_attempt(self._attempt, control)
+        elif not self._is_ready:
+            return  # a kept node applies a changed manifest first
         elif requested is not None and requested.number > self._state_file.state.repair:
             self._start_repair(requested)
         elif control.attempt > self._state_file.state.attempt and self.node.instance in control.nodes:

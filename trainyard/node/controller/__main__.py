@@ -7,9 +7,13 @@ import sys
 import threading
 import time
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging
 from trainyard.models.events import ServiceEvent
+from trainyard.models.layout import CONTROLLER_ENDPOINT
+from trainyard.node.controller.account import S3_ATTEMPTS
 from trainyard.node.controller.agent_server import AgentServer
 from trainyard.node.controller.controller import Controller
 from trainyard.node.events import open_event_writer
@@ -28,7 +32,7 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server, staging = AgentServer(node), Bucket(manifest.staging_bucket, node.region)
+    server, staging = AgentServer(node), Bucket(manifest.staging_bucket, node.region, S3_ATTEMPTS)
     server.start(staging)
     try:
         with open_event_writer(node, manifest, "controller") as writer:
@@ -49,7 +53,8 @@ def _control(node: Node, controller: Controller, server: AgentServer, staging: B
     while not stop.is_set():
         try:
             if time.monotonic() >= checked_at + PUBLISHED_POLL_SECONDS:
-                checked_at, is_published = time.monotonic(), server.is_published(staging)
+                checked_at = time.monotonic()
+                is_published = _is_published(server, staging, is_published)
             if is_published:
                 controller.step()
         except Exception as error:  # AWS may be unavailable; the lease limits for how long
@@ -60,6 +65,15 @@ def _control(node: Node, controller: Controller, server: AgentServer, staging: B
             return EXIT_NEWER_BUNDLE
         server.wait(POLL_SECONDS)
     return 0
+
+
+def _is_published(server: AgentServer, staging: Bucket, known: bool) -> bool:
+    """Return whether agents find this server; `known` if S3 does not respond: the run is controlled without it."""
+    try:
+        return server.is_published(staging)
+    except (BotoCoreError, ClientError) as error:
+        LOG.warning("%s cannot be read: %s", CONTROLLER_ENDPOINT, error)
+        return known
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Attempts:
             return self._continue_attempt(attempt, nodes, now)
         if self._failed_at is None:
             self._failed_at = state.clock.monotonic()
-            state.update_control(aborted_attempt=attempt)  # ranks on other nodes may hang in a collective operation
+            state.abort_attempt()  # ranks on other nodes may hang in a collective operation
         if not (departed or lost) and self._awaits_reports(attempt, nodes):
             return None
         self._failed_at = None
@@ -109,6 +109,8 @@ class Attempts:
 
     def _check_slow_nodes(self, slow: dict[str, str], now: float) -> Outcome | None:
         """Interrupt the attempt after a checkpoint, and repeat the health check of all nodes: it finds a slow GPU."""
+        if self._select_nodes(now, self._state.run.nodes) is None:
+            return None  # the check, and with it the checkpoint, could not start now
         checked = (*self._state.control.checked_slow_nodes, *slow)
         self._state.update_control(checked_slow_nodes=checked)
         outcome = self._failed_attempts.decide((), {}, slow)
@@ -187,10 +189,14 @@ class Attempts:
             self._start_attempt(nodes, save_checkpoint)
             return
         # A running job is not interrupted for a health check: only its new nodes are checked.
-        is_running = state.control.attempt > 0 and state.control.waiting_since is None
         # Ranks of a lost attempt have no peers to save checkpoints with.
-        is_interrupted = save_checkpoint and not is_running
-        self._request_health_check(new if is_running else nodes, now, is_interrupted)
+        is_interrupted = save_checkpoint and not self._is_running
+        self._request_health_check(new if self._is_running else nodes, now, is_interrupted)
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether an attempt runs."""
+        return self._state.control.attempt > 0 and self._state.control.waiting_since is None
 
     def _request_health_check(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         number = self._state.control.health_check_count + 1
@@ -208,7 +214,7 @@ class Attempts:
         result = self._apply_health_check(request, now)
         if result is None:
             return None
-        if result.decision == "failed":
+        if result.decision == "failed" and not self._is_running:
             return create_outcome(state, "failed", f"health check of the nodes: {result.reason}")
         return self._start_next_attempt(now, save_checkpoint)
 
@@ -219,7 +225,9 @@ class Attempts:
         if result is None:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
-        for node in result.unhealthy_nodes:
+        # A check that fails while the job runs on other nodes is of new nodes, and does not end the run.
+        is_failed = result.decision == "failed" and self._is_running
+        for node in request.nodes if is_failed else result.unhealthy_nodes:
             self.repairs.replace(node, f"health check {request.number}: {result.reason}")
         has_passed, control = result.decision == "passed", self._state.control
         checks_all = has_passed and set(control.nodes) <= set(request.nodes)
@@ -281,8 +289,10 @@ class Attempts:
     def _remove_surplus_nodes(self, now: float) -> None:
         """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
         state = self._state
-        spares = state.control.find_spares(state.members, state.run.spares)
-        surplus = set(state.members) - set(state.control.nodes) - set(spares)
+        missing = max(0, state.run.nodes - len(state.control.nodes))  # of a job that runs on fewer nodes
+        spares = state.control.find_spares(state.members, state.run.spares + missing)
+        used = {*state.control.nodes, *spares, *state.control.unhealthy_nodes}
+        surplus = set(state.members) - used
         self._surplus_since = {node: self._surplus_since.get(node, now) for node in surplus}
         for node, since in self._surplus_since.items():
             if now > since + state.run.limits.startup_timeout_minutes * 60 and node not in self._removed:

@@ -17,7 +17,7 @@ from trainyard.log import set_run
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Outcome, RunRecord
-from trainyard.node.controller.account import Account
+from trainyard.node.controller.account import S3_ATTEMPTS, Account
 from trainyard.node.controller.node_reports import AgentConnections
 from trainyard.node.controller.run_controller import RunController
 from trainyard.node.identity import Node
@@ -30,8 +30,8 @@ class Controller:
 
     def __init__(self, node: Node, manifest: Manifest, connections: AgentConnections) -> None:
         self._node, self._connections = node, connections
-        self._staging = Bucket(manifest.staging_bucket, node.region)
-        self._data = Bucket(manifest.data_bucket, node.region)
+        self._staging = Bucket(manifest.staging_bucket, node.region, S3_ATTEMPTS)
+        self._data = Bucket(manifest.data_bucket, node.region, S3_ATTEMPTS)
         self._current: RunController | None = None
         self._is_active = False  # the current run had no outcome at the last successful step
         self._ended_run: str | None = None
@@ -46,17 +46,11 @@ class Controller:
             raise
 
     def _step(self) -> None:
-        content = self._staging.find(CURRENT_RUN)
-        if content is None:
-            return
-        run = RunRecord.model_validate_json(content)
-        if run.run == self._ended_run:
+        run = self._read_run()
+        if run is None or run.run == self._ended_run:
             return
         current = self._open_run(run)
-        # The launch, `trainyard stop`, or a previous controller that was killed may have written the outcome.
-        content = self._data.find(RunLayout(run.run).outcome)
-        outcome = None if content is None else Outcome.model_validate_json(content)
-        self._is_active = outcome is None
+        outcome = self._read_outcome(run.run)
         if outcome is None:
             outcome = current.step()
             if outcome is None or not current.write_outcome(outcome):
@@ -67,9 +61,36 @@ class Controller:
         elif current.end_run(outcome):
             self._ended_run, self._current = run.run, None
 
+    def _read_run(self) -> RunRecord | None:
+        """Return the current run; the known one if it is active and S3 does not respond."""
+        try:
+            content = self._staging.find(CURRENT_RUN)
+        except (BotoCoreError, ClientError) as error:
+            if self._current is None or not self._is_active:
+                raise
+            LOG.warning("the record of the run cannot be read: %s", error)
+            return self._current.state.run
+        return None if content is None else RunRecord.model_validate_json(content)
+
+    def _read_outcome(self, run: str) -> Outcome | None:
+        """Return the outcome of the run; none if it was active and S3 does not respond.
+
+        The launch, `trainyard stop`, or a previous controller that was killed may have written it.
+        """
+        try:
+            content = self._data.find(RunLayout(run).outcome)
+        except (BotoCoreError, ClientError) as error:
+            if not self._is_active:
+                raise
+            LOG.warning("the outcome of the run cannot be read: %s", error)
+            return None
+        self._is_active = content is None
+        return None if content is None else Outcome.model_validate_json(content)
+
     def _open_run(self, run: RunRecord) -> RunController:
         """Return the controller of the current run, whose record may have changed."""
         if self._current is None or self._current.state.run.run != run.run:
+            self._is_active = False
             # An update may have changed the manifest since this process has started.
             manifest = Manifest.model_validate_json(self._staging.read(MANIFEST))
             account = Account(self._node.region)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainyard.models.decision import AttemptDecision, NodeAction
 from trainyard.models.node_health import NodeHealth
@@ -51,9 +52,11 @@ class FailedAttempts:
         LOG.log(level, "attempt %d failed: %s", decision.attempt, decision.summary())
         for evidence in decision.evidence:
             LOG.info("evidence: %s: %s", evidence.kind, evidence.text)
-        self._store(decision, () if has_progress else control.decisions, checkpoints)
+        replaced = self._repairs.find_replaced_nodes(decision) if decision.end_reason is None else []
+        plan = self._repairs.plan(decision, replaced) if decision.end_reason is None else {}
+        self._store(decision, () if has_progress else control.decisions, checkpoints, plan)
         if decision.end_reason is None:
-            self._repairs.start(decision)
+            self._repairs.start(decision, replaced)
             return None
         minutes = state.run.limits.keep_after_failure_minutes
         return create_outcome(state, "failed", decision.end_reason, decision, keep_minutes=minutes)
@@ -69,9 +72,16 @@ class FailedAttempts:
         return findings
 
     def _store(
-        self, decision: AttemptDecision, earlier: tuple[AttemptDecision, ...], checkpoints: tuple[str, ...]
+        self,
+        decision: AttemptDecision,
+        earlier: tuple[AttemptDecision, ...],
+        checkpoints: tuple[str, ...],
+        plan: Mapping[str, Any],
     ) -> None:
-        """Write the decision, from which `trainyard why` explains it, and its consequences for the control file."""
+        """Write the decision, from which `trainyard why` explains it, and its consequences for the control file.
+
+        `plan`: changes that start its actions. They are stored at once: a restarted controller would not repeat them.
+        """
         state, control = self._state, self._state.control
         content = decision.model_dump_json(indent=1).encode()
         state.data.write(state.layout.decision(decision.attempt), content)
@@ -81,4 +91,5 @@ class FailedAttempts:
             decisions=(*earlier, decision),
             checkpoints=checkpoints,
             healthy_nodes=tuple(node for node in control.healthy_nodes if node not in unverified),
+            **plan,
         )

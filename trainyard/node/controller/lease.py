@@ -45,7 +45,8 @@ class Lease:
         self._groups.renew_lease(end)
         self._renewed_at = self._state.clock.monotonic()
         self.reservations.extend(run.reservations, end)
-        if control.attempt and control.waiting_since is None and run.nodes == len(control.nodes):
+        is_complete = run.nodes == len(control.nodes) and len(self._state.members) >= run.nodes + run.spares
+        if control.attempt and control.waiting_since is None and is_complete:
             self.reservations.reduce(run.reservations, now)
         else:
             self.reservations.reset_unused_timers()

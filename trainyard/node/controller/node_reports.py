@@ -74,7 +74,12 @@ class NodeReports:
         return {node: each for node, each in received.items() if each.heartbeat.run == self._layout.run}
 
     def _is_new(self, event: NodeEvent) -> bool:
-        """Return whether an event was not handled before: a connection and S3 contain the same events."""
+        """Return whether an event is of this run and was not handled before: a connection and S3 have the same events.
+
+        Kept nodes report the end of the run before on the same connection.
+        """
+        if getattr(event, "run", self._layout.run) != self._layout.run:
+            return False
         key = (event.instance, event.boot, event.sequence)
         if event.sequence and key in self._handled:
             return False

@@ -1,6 +1,10 @@
 """Repairs of nodes between two attempts: reset of GPUs, reboot, replacement."""
 
 import logging
+from collections.abc import Collection
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.run import NodeRepair
@@ -19,34 +23,62 @@ class Repairs:
     def __init__(self, state: RunState, groups: WorkerGroups, history: ReplacementHistory) -> None:
         self._state, self._groups, self._history = state, groups, history
 
-    def start(self, decision: AttemptDecision) -> None:
-        """Start the actions of a decision. A node that was repaired before in this run is replaced."""
+    def find_replaced_nodes(self, decision: AttemptDecision) -> list[str]:
+        """Return the nodes that a decision replaces: also those that need a second repair in this run."""
+        repaired = self._state.control.repaired_nodes
+        return [
+            node
+            for node, action in decision.actions.items()
+            if action == "replace" or (action != "none" and node in repaired)
+        ]
+
+    def plan(self, decision: AttemptDecision, replaced: Collection[str]) -> dict[str, Any]:
+        """Return the changes of the control file that start the actions of a decision, to be stored with it."""
         control = self._state.control
-        repairs = dict(control.repairs)
+        repairs = {node: repair for node, repair in control.repairs.items() if node not in replaced}
         for node, action in decision.actions.items():
-            if action == "replace" or (action != "none" and node in control.repaired_nodes):
-                evidence = [each.text for each in decision.evidence if each.node == node]
-                self.replace(node, "; ".join(evidence) or action)
-            elif action != "none":
+            if action != "none" and node not in replaced:
                 boot = self._state.node_states.latest[node].boot
                 repairs[node] = NodeRepair(
                     number=decision.attempt, action=action, boot=boot, requested_at=decision.time
                 )
-                LOG.warning("%s: %s requested", node, action)
-        if repairs != control.repairs:
-            repaired = tuple(dict.fromkeys((*control.repaired_nodes, *repairs)))
-            self._state.update_control(repairs=repairs, repaired_nodes=repaired)
+        return {
+            "repairs": repairs,
+            "repaired_nodes": tuple(dict.fromkeys((*control.repaired_nodes, *repairs))),
+            "unhealthy_nodes": tuple(dict.fromkeys((*control.unhealthy_nodes, *replaced))),
+        }
 
-    def replace(self, node: str, reason: str) -> None:
-        """Mark a node unhealthy, so that its group replaces it. No attempt of this run uses it again."""
-        self._groups.mark_unhealthy(node)
-        self._history.add(node, reason)
+    def start(self, decision: AttemptDecision, replaced: Collection[str]) -> None:
+        """Let the groups replace nodes of a decision that is stored. `mark_unhealthy_nodes` repeats what fails."""
+        for node in replaced:
+            self._mark(node)
+            self._history.add(node, "; ".join(each.text for each in decision.evidence if each.node == node))
+
+    def replace(self, node: str, reason: str, *, is_of_host: bool = True) -> None:
+        """Mark a node unhealthy, so that its group replaces it. No attempt of this run uses it again.
+
+        `is_of_host`: the host of the node may be the cause, which the history of replaced nodes records.
+        """
         control = self._state.control
         self._state.update_control(
             unhealthy_nodes=(*control.unhealthy_nodes, node),
             healthy_nodes=tuple(other for other in control.healthy_nodes if other != node),
             repairs={other: repair for other, repair in control.repairs.items() if other != node},
         )
+        self._mark(node)
+        if is_of_host:
+            self._history.add(node, reason)
+
+    def mark_unhealthy_nodes(self) -> None:
+        """Repeat for members of the groups what failed, or what a restart of the controller interrupted."""
+        for node in self._groups.healthy_members(self._state.control.unhealthy_nodes):
+            self._mark(node)
+
+    def _mark(self, node: str) -> None:
+        try:
+            self._groups.mark_unhealthy(node)
+        except (BotoCoreError, ClientError) as error:
+            LOG.warning("%s was not marked unhealthy: %s", node, error)
 
     def nodes_in_repair(self, now: float) -> set[str]:
         """Return the nodes whose repair has not ended. A repair that takes too long ends in a replacement."""

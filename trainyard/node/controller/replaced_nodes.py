@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection
 
 from botocore.exceptions import BotoCoreError, ClientError
+from pydantic import ValidationError
 
 from trainyard.models.layout import REPLACED_NODES
 from trainyard.models.replaced_nodes import ReplacedNode, ReplacedNodes
@@ -21,6 +22,7 @@ class ReplacementHistory:
         self._state, self._account = state, account
         self._network_nodes: dict[str, str | None] = {}
         self._replaced = ReplacedNodes()
+        self._unread: list[ReplacedNode] = []  # added while the stored nodes could not be read
         self._is_read, self._retry_at = False, 0.0
 
     def add(self, node: str, reason: str) -> None:
@@ -28,7 +30,10 @@ class ReplacementHistory:
         network_node, state = self._find_network_nodes([node]).get(node), self._state
         now = state.clock.time()
         replaced = ReplacedNode(instance=node, run=state.run.run, time=now, reason=reason, network_node=network_node)
-        self._replaced = self._read().add(replaced)
+        self._unread.append(replaced)
+        self._replaced = self._read()
+        if not self._is_read:
+            return  # the stored nodes would be lost
         try:
             state.data.write(REPLACED_NODES, self._replaced.model_dump_json(indent=1).encode())
         except (BotoCoreError, ClientError) as error:
@@ -47,13 +52,18 @@ class ReplacementHistory:
         if not self._is_read and now >= self._retry_at:
             try:
                 content = self._state.data.find(REPLACED_NODES)
+                stored = ReplacedNodes() if content is None else ReplacedNodes.model_validate_json(content)
             except (BotoCoreError, ClientError) as error:
                 self._retry_at = now + RETRY_SECONDS
                 LOG.warning("the history of replaced nodes cannot be read: %s", error)
                 return self._replaced
-            self._is_read = True
-            if content is not None:
-                self._replaced = ReplacedNodes.model_validate_json(content)
+            except ValidationError as error:
+                LOG.warning("%s is not valid and is replaced: %s", REPLACED_NODES, error)
+                stored = ReplacedNodes()
+            self._is_read, self._replaced = True, stored
+        if self._is_read:
+            while self._unread:
+                self._replaced = self._replaced.add(self._unread.pop(0))
         return self._replaced
 
     def _find_network_nodes(self, nodes: Collection[str]) -> dict[str, str | None]:

@@ -76,8 +76,12 @@ class RunController:
             return
         self.state.members, self._members_at = self.groups.members(), now
         unhealthy = set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use())
-        self.groups.complete_terminations(unhealthy)
+        reported = unhealthy & self.state.node_states.latest.keys()
+        # An agent that works writes its logs, and completes the lifecycle action itself.
+        silent = self.attempts.liveness.silent_nodes(reported).keys()
+        self.groups.complete_terminations(unhealthy - (reported - silent))
         self.groups.terminate_unreplaced(unhealthy, now)
+        self.attempts.repairs.mark_unhealthy_nodes()
         if self._reclaims.has_new_reclaim():
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
 
@@ -122,8 +126,9 @@ class RunController:
     def _replace_failed_startups(self, now: float) -> str | None:
         """Replace nodes whose startup has failed; return why the run ends instead, if it does.
 
-        A failure that two nodes have is not a fault of one node. After the first attempt the run waits for nodes, as
-        after any loss. A launch that adds nodes to an active run terminates those that fail itself.
+        A failure that two nodes have is not a fault of one node. After the first attempt every failed node is replaced,
+        and the run waits for nodes, as after any loss. A launch that adds nodes to an active run terminates nodes that
+        fail itself.
         """
         state, limit = self.state, self.state.run.limits.max_startup_replacements
         members = set(state.members) - set(state.control.unhealthy_nodes)
@@ -142,10 +147,9 @@ class RunController:
                 reason = f"{failure.describe()}, after {text}" if limit else failure.describe()
             if reason is not None and not state.control.attempt:
                 return reason
-            if reason is None:
-                LOG.warning("%s: replaced", failure.describe())
-                self.attempts.repairs.replace(failure.node, failure.describe())
-                state.update_control(failed_startups={**failed, failure.node: failure.message})
+            LOG.warning("replacing %s: %s", failure.node, failure.describe())
+            self.attempts.repairs.replace(failure.node, failure.message, is_of_host=failure.is_of_instance)
+            state.update_control(failed_startups={**failed, failure.node: failure.message})
         return None
 
     def _describe_deadline(self) -> str:

@@ -1,11 +1,17 @@
 """State that all parts of the controller of one run use: the run's record, its control file, its nodes, its clock."""
 
+import logging
+
+from botocore.exceptions import BotoCoreError, ClientError
+
 from trainyard.aws.s3 import Bucket
 from trainyard.clock import Clock
 from trainyard.models.layout import RunLayout, complete_checkpoints
 from trainyard.models.run import Control, RunRecord
 from trainyard.node.controller.node_reports import AgentConnections
 from trainyard.node.controller.node_states import NodeStates
+
+LOG = logging.getLogger("controller")
 
 
 class RunState:
@@ -28,6 +34,15 @@ class RunState:
         self.data.write(self.layout.control, control.model_dump_json().encode())
         self.control = control
         self._connections.publish(self.run.run, control)
+
+    def abort_attempt(self) -> None:
+        """Let the agents abort the current attempt, also while S3 does not respond. The next change stores it, too."""
+        self.control = self.control.model_copy(update={"aborted_attempt": self.control.attempt})
+        self._connections.publish(self.run.run, self.control)
+        try:
+            self.update_control()
+        except (BotoCoreError, ClientError) as error:
+            LOG.warning("the end of attempt %d is not stored yet: %s", self.control.attempt, error)
 
     def nodes_in_use(self) -> tuple[str, ...]:
         """Return the nodes of the current attempt, unless it has failed, and of the current health check."""

@@ -43,7 +43,7 @@ class StartupWatch:
         self._find_impaired = find_impaired
         self._reasons: Mapping[str, str] = {}
         self._impaired_since: dict[str, float] = {}
-        self._status_at = float("-inf")
+        self._status_at = self._described_at = float("-inf")
         self._failures = PlaybookFailures()
         self._boots: dict[str, str] = {}  # node -> its newest boot
         self._first_seen: dict[str, float] = {}
@@ -77,10 +77,11 @@ class StartupWatch:
             try:
                 self._reasons = self._find_impaired(silent)
                 self._impaired_since = {node: self._impaired_since.get(node, now) for node in self._reasons}
+                self._described_at = now
             except (BotoCoreError, ClientError) as error:
                 LOG.warning("the status of %s cannot be read: %s", ", ".join(silent), error)
         return [
             StartupFailure(node, f"no events received, and {self._reasons[node]}", is_of_instance=True)
             for node, since in self._impaired_since.items()
-            if node in silent and now >= since + IMPAIRED_SECONDS
+            if node in silent and self._described_at >= since + IMPAIRED_SECONDS
         ]

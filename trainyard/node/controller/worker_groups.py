@@ -27,6 +27,7 @@ class WorkerGroups:
         self._latest_members = set(known_members)
         self._group_of: dict[str, str] = {}
         self._unhealthy_since: dict[str, float] = {}
+        self._healthy: set[str] = set()
         self.draining_nodes: frozenset[str] = frozenset()  # at the last call of `members`
 
     def members(self) -> list[str]:
@@ -38,11 +39,20 @@ class WorkerGroups:
         described = {each["InstanceId"]: (group, each) for group in groups for each in group["Instances"]}
         states = {name: each["LifecycleState"] for name, (_, each) in described.items()}
         self._group_of = {name: group["AutoScalingGroupName"] for name, (group, _) in described.items()}
+        self._healthy = {
+            name
+            for name, (_, each) in described.items()
+            if (each["LifecycleState"], each.get("HealthStatus", "Healthy")) == ("InService", "Healthy")
+        }
         self.draining_nodes = frozenset(name for name, state in states.items() if state == "Terminating:Wait")
         present = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
         missing_once = sorted(self._latest_members - states.keys())
         self._latest_members = set(present)
         return [*present, *missing_once]
+
+    def healthy_members(self, instances: Collection[str]) -> set[str]:
+        """Return those of the instances that were in service and healthy at the last call of `members`."""
+        return self._healthy.intersection(instances)
 
     def remove(self, instance: str) -> None:
         """Terminate a member without replacement."""
@@ -67,10 +77,8 @@ class WorkerGroups:
             group = self._group_of[instance]
             try:
                 self._account.complete_lifecycle_action(group, self._hooks[group], instance)
-            except ClientError as error:
-                if error.response["Error"]["Code"] != "ValidationError":
-                    raise
-                LOG.info("the termination of %s continues already: %s", instance, error)
+            except (BotoCoreError, ClientError) as error:  # it may continue already; else the next call repeats it
+                LOG.warning("the lifecycle action of %s was not completed: %s", instance, error)
 
     def terminate_unreplaced(self, unhealthy: Collection[str], now: float) -> None:
         """Terminate unhealthy members whose replacement has not started in time: there may be no capacity for it.
@@ -85,8 +93,8 @@ class WorkerGroups:
                 continue
             try:
                 self._account.terminate_instance(node, is_replaced=True)
-            except ClientError as error:  # a scaling activity is in progress: the next call repeats it
-                LOG.info("%s was not terminated: %s", node, error)
+            except (BotoCoreError, ClientError) as error:  # such as a scaling activity: the next call repeats it
+                LOG.warning("%s was not terminated: %s", node, error)
 
     def renew_lease(self, until: float) -> None:
         """Move the end of the lease to `until` (Unix time, seconds)."""

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from rehearsal.aws.faults import Capacity, Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
@@ -17,7 +18,7 @@ from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation, create_reservation, resize_reservation
 from trainyard.config.training import TrainerConfig
 from trainyard.models.decision import AttemptDecision
-from trainyard.models.events import ActivityEvent, PlaybookEvent, RankFailure
+from trainyard.models.events import ActivityEvent, AgentEvent, PlaybookEvent, RankFailure
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.metrics import Results
 from trainyard.models.node_health import HealthFinding, NodeHealth
@@ -352,6 +353,7 @@ def test_unused_capacity_is_removed_unless_the_run_misses_nodes(
         **parameters, CapacityReservationSpecification=target, Placement={"AvailabilityZone": "us-east-1a"}
     )
     run.controller.state.control = Control(attempt=1, nodes=tuple(run.nodes), waiting_since=waiting_since)
+    run.controller.state.members = [*run.nodes]
     now = time.time()
     run.controller.lease.renew_for_kept_nodes(now, now + 600)
     assert describe_reservation(name)["TotalInstanceCount"] == 3  # a scale-out may be about to use it
@@ -968,6 +970,93 @@ def test_end_of_the_capacity_is_the_reason(account: EmulatedAws) -> None:
     outcome = run.controller.step()
     assert outcome is not None
     assert outcome.reason.startswith("the capacity of the run (capacity) was usable until")
+
+
+def agent_event(run: str, node: str, state: str, attempt: int) -> AgentEvent:
+    fields = {"run": run, "attempt": attempt, "state": state, "address": "127.77.9.9"}
+    return AgentEvent.model_validate({**event_fields(node, "worker"), **fields})
+
+
+def test_reports_of_the_run_before_are_ignored(run: Run) -> None:
+    """Kept nodes report its end on the connection that the next run uses, too."""
+    run.connections.connected.update(run.nodes)
+    for node in run.nodes:
+        run.connections.events += [
+            agent_event("earlier", node, "stopped", 3),
+            agent_event(run.record.run, node, "ready", 0),
+        ]
+    run.controller.step()
+    assert run.published.attempt == 1
+    run.connections.events += [agent_event(run.record.run, node, "workers_up", 1) for node in run.nodes]
+    run.controller.step()
+    assert run.published.started
+
+
+def test_node_that_fails_to_start_after_the_first_attempt_is_replaced_again(starting_run: StartingRun) -> None:
+    run = starting_run
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    first = run.replace(run.nodes[0])
+    run.fail_startup(first)
+    assert run.controller.step() is None
+    second = run.replace(first)
+    run.fail_startup(second)
+    assert run.controller.step() is None
+    assert set(run.published.unhealthy_nodes) >= {first, second}
+
+
+def test_node_that_waits_for_the_full_size_is_not_surplus(run: Run) -> None:
+    """A job that continues on fewer nodes uses all nodes again when they are ready."""
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    run.controller.state.run = run.record.model_copy(update={"nodes": 3})
+    run.controller.state.update_control(nodes=(run.nodes[0],))
+    seconds = run.record.limits.startup_timeout_minutes * 60 + 1
+    for _ in range(2):
+        run.controller.attempts._remove_surplus_nodes(run.clock.time())
+        run.clock.advance(seconds)
+    assert set(run.cluster.members()) == set(run.nodes)
+
+
+def test_actions_of_a_decision_are_stored_with_it_and_repeated(run: Run, account: EmulatedAws) -> None:
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+    account.inject(Deny(operation="autoscaling:SetInstanceHealth"))
+    try:
+        finding = HealthFinding(rule="gpu-lost", action="replace", device="GPU 1", text="lost", time=1.0)
+        health = NodeHealth(findings=(finding,))
+        run.connections.add_heartbeat(run.nodes[1], run.record.run, run.clock.monotonic(), health=health)
+        run.connections.connected.clear()
+        run.step("workers_failed", 1, (FAILURE,))
+        assert run.published.unhealthy_nodes == (run.nodes[1],)
+        assert run.nodes[1] in run.cluster.members()
+    finally:
+        account.clear_faults()
+    run.start_controller()
+    run.step_with_members()
+    states = {each["InstanceId"]: each["HealthStatus"] for each in run.cluster.describe_group()["Instances"]}
+    assert states.get(run.nodes[1]) != "Healthy"
+
+
+def test_agents_abort_an_attempt_while_s3_does_not_respond(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.connections.connected.update(run.nodes)
+    run.connections.events += [agent_event(run.record.run, node, "ready", 0) for node in run.nodes]
+    run.controller.step()
+    run.connections.events += [agent_event(run.record.run, node, "workers_up", 1) for node in run.nodes]
+    run.controller.step()
+
+    def fail(*_: object) -> None:
+        raise EndpointConnectionError(endpoint_url="s3")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.controller.state.data, "write", fail)
+        run.connections.events.append(agent_event(run.record.run, run.nodes[0], "rank_failed", 1))
+        run.controller.step()
+        assert run.connections.published[-1][1].aborted_attempt == 1
+        assert run.published.aborted_attempt == 0
+    run.connections.events += [agent_event(run.record.run, node, "workers_failed", 1) for node in run.nodes]
+    run.controller.step()
+    assert run.published.aborted_attempt == 1
 
 
 def put_termination_hook(cluster: Cluster) -> None:

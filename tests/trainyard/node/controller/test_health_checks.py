@@ -148,13 +148,13 @@ def test_denied_unhealthy_mark_is_repeated(run: CheckedRun, account: EmulatedAws
     run.write_results_of_all_nodes(2, second=(HUNG,))
     account.inject(Deny(operation="autoscaling:SetInstanceHealth"))
     try:
-        with pytest.raises(Exception, match="SetInstanceHealth"):  # the controller logs it and continues
-            run.step_with_members()
+        run.step_with_members()
     finally:
         account.clear_faults()
+    assert run.published.unhealthy_nodes == (faulty,)
+    assert faulty in run.cluster.members()
     run.start_controller()
     run.step_with_members()
-    assert run.published.unhealthy_nodes == (faulty,)
     run.replacement(faulty)
 
 
@@ -237,6 +237,22 @@ def test_new_nodes_are_checked_while_the_job_runs(run: CheckedRun) -> None:
         {*run.nodes, new_node},
         True,
     )
+
+
+def test_new_nodes_that_all_fail_are_replaced_and_do_not_end_the_run(run: CheckedRun) -> None:
+    start_job(run)
+    new_nodes = run.cluster.launch_instances(2)
+    run.controller.state.run = run.record.model_copy(update={"nodes": 4})
+    for node in new_nodes:
+        run.cluster.write_agent_event(run.record.run, node, "ready", 0)
+    run.step_with_members()
+    for number in (2, 3):
+        for node in new_nodes:
+            run.cluster.write_health_check_event(run.record.run, node, number, faults=(HUNG,))
+        assert run.step_with_members() is None
+    assert run.result().decision == "failed"
+    assert set(run.published.unhealthy_nodes) == set(new_nodes)
+    assert (run.published.attempt, run.published.waiting_since) == (1, None)
 
 
 def test_new_node_with_other_versions_does_not_join_the_job(run: CheckedRun) -> None:

@@ -62,6 +62,20 @@ def test_history_that_cannot_be_read_suspects_no_node(
     assert history.find_unsuspected(["i-4"]) == frozenset()
 
 
+def test_node_that_is_replaced_while_the_history_cannot_be_read_is_added_later(
+    run: Run, history: ReplacementHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.cluster.data.write(REPLACED_NODES, replaced("i-2").model_dump_json().encode())
+    name = run.controller.state.data.name
+    monkeypatch.setattr(run.controller.state.data, "name", "missing-bucket")
+    history.add("i-1", "lost")
+    monkeypatch.setattr(run.controller.state.data, "name", name)
+    run.clock.advance(RETRY_SECONDS + 1)
+    history.add("i-3", "lost")
+    stored = ReplacedNodes.model_validate_json(run.cluster.data.read(REPLACED_NODES))
+    assert [node.instance for node in stored.nodes] == ["i-2", "i-1", "i-3"]
+
+
 def test_history_has_a_limited_size() -> None:
     nodes = replaced(*(f"i-{number}" for number in range(MAXIMUM_NODES + 1)))
     assert (len(nodes.nodes), nodes.nodes[0].instance) == (MAXIMUM_NODES, "i-1")

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
+from botocore.exceptions import EndpointConnectionError
+
 from tests.clusters import event_fields
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.startup_failures import NO_EVENTS_TIMEOUT_SECONDS, PLAYBOOK_RETRY_SECONDS
@@ -66,3 +68,16 @@ def test_impairment_that_ends_is_no_failure() -> None:
     watch.find_failures(["i-1"], 1000.0)
     impaired = {}
     assert watch.find_failures(["i-1"], 1000.0 + IMPAIRED_SECONDS) == []
+
+
+def test_one_response_does_not_make_a_node_impaired() -> None:
+    responses: list[dict[str, str]] = [{"i-1": "EC2 reports InstanceStatus impaired"}]
+
+    def respond(_: Collection[str]) -> dict[str, str]:
+        if not responses:
+            raise EndpointConnectionError(endpoint_url="ec2")
+        return responses.pop()
+
+    watch = StartupWatch(respond)
+    watch.find_failures(["i-1"], 1000.0)
+    assert watch.find_failures(["i-1"], 1000.0 + 2 * IMPAIRED_SECONDS) == []
