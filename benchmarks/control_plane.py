@@ -50,7 +50,7 @@ class Cost:
 
 
 def serve(pipe: Connection) -> None:
-    """Run the server until a message is None. A number is an attempt to publish; for "cpu" return the CPU seconds."""
+    """Run the server. Messages: None stops it, a number publishes that attempt, "cpu" requests its CPU seconds."""
     node = Node(
         instance="i-head", role="head", region="us-east-1", address="127.0.0.1", boot="0001", manifest_uri="", bundle=""
     )

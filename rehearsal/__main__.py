@@ -227,7 +227,7 @@ def chaos(
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Minutes in which faults are injected.")] = 10,
     period: Annotated[float, typer.Option("--period", min=1, help="Mean seconds between two faults.")] = 120,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Steps of the job; default: 10 per second of --minutes.")
+        int | None, typer.Option("--steps", min=1, help="Steps of the job; default: 1,000 per minute of --minutes.")
     ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting to change. Repeatable.")

@@ -1,4 +1,4 @@
-"""What follows a fault: whether it ends the attempt, and whether its nodes may be replaced."""
+"""The expected effects of a fault: whether it ends the attempt, and whether its nodes may be replaced."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

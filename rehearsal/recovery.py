@@ -1,4 +1,4 @@
-"""How a run recovered from each fault. Without side effects."""
+"""Measures the recovery of a run from each injected fault. Without side effects."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -24,7 +24,7 @@ class Times:
     pending: Duration = Duration(360.0, "rehearsal/profiles.py: large GPU instances, an assumption with its sources")
     startup: Duration = Duration(23.5, "measured: docs/benchmarks.md, startup of 2 booted nodes until the job starts")
     heartbeat: Duration = Duration(5.0, "trainyard/node/agent/connection.py")
-    agent_reaction: Duration = Duration(0.5, "trainyard/node/agent/agent.py: polls every 0.2 to 1 s")
+    agent_reaction: Duration = Duration(0.5, "trainyard/node/agent/agent.py: polls every 0.1 to 1 s")
     kill: Duration = Duration(3.0, "trainyard/node/agent/attempt.py: RANK_EXIT_SECONDS and a poll")
     crash_report: Duration = Duration(1.5, "torchrun's monitor interval and a poll of the agent")
     hang_limit: Duration = Duration(60.0, "docs/trainer.md: limit of a step, at least 60 s")

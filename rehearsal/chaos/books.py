@@ -24,7 +24,7 @@ class Books(StrictModel):
 
     billed_seconds: float = Field(description="Billed instance-seconds.")
     causes: dict[str, float] = Field(description="Use -> instance-seconds.")
-    goodput: float = Field(description="Share of useful steps in the time from the first to the last step.")
+    goodput: float = Field(description="Share of useful steps and checkpoints from the first to the last step.")
 
     @property
     def unexplained_share(self) -> float:

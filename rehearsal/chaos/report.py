@@ -33,7 +33,7 @@ class Check(StrictModel):
 
     name: str = Field(description="Name of the condition.")
     ok: bool = Field(description="Whether it holds.")
-    text: str = Field(description="What was found.")
+    text: str = Field(description="Result of the check.")
 
 
 class Durations(StrictModel):
@@ -52,7 +52,7 @@ class ChaosReport(StrictModel):
     run: str | None = Field(description="Run id; null if no run started.")
     steps: int = Field(description="Steps of the job.")
     checks: tuple[Check, ...] = Field(description="The conditions.")
-    goodput: float = Field(description="Share of useful steps in the time from the first to the last step.")
+    goodput: float = Field(description="Share of useful steps and checkpoints from the first to the last step.")
     books: Books | None = Field(description="Use of the billed instance-seconds; null if the run did not end.")
     recoveries: tuple[Recovery, ...] = Field(description="Recovery from each fault, in order.")
     seconds_by_kind: dict[str, dict[str, Durations]] = Field(description="Kind of fault -> phase -> seconds.")

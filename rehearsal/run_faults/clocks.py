@@ -1,4 +1,4 @@
-"""A clock that is set."""
+"""A change of the system time of a node."""
 
 from typing import ClassVar, Literal
 

@@ -42,7 +42,7 @@ class HeadHang(RunFault):
 
 
 class ControllerCrash(RunFault):
-    """A controller that crashes again and again: it gets SIGKILL whenever it runs, for some seconds."""
+    """A controller that crashes repeatedly: it gets SIGKILL whenever it runs, for some seconds."""
 
     kind: Literal["controller-crash"] = "controller-crash"
     seconds: float = Field(gt=0, allow_inf_nan=False, description="Seconds until it runs undisturbed.")

@@ -1,4 +1,4 @@
-"""A running job as its faults see it: its ranks, and the machines on which they run."""
+"""The ranks and machines of a running job, for the injection of faults."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""An interrupted network."""
+"""Network partitions."""
 
 from typing import ClassVar, Literal
 

@@ -8,11 +8,11 @@ from trainyard.node.health.rules import RULES, XID_OTHER, XID_RULES, Rule
 
 _PAGE = """# Node health
 
-The agent of a worker watches hardware and kernel of its node while a job runs, for the built-in trainer and for jobs of
-your own. Every event of the agent carries the findings, the most severe first: in `runs/<run>/events/`, field `health`
-of events of the kind `agent`. The agent logs each new finding once. A finding interrupts no job. If an attempt fails on
-a node with a finding that calls for a reset, a reboot or a replacement, the controller repairs or replaces the node
-before the next attempt.
+The agent of a worker watches hardware and kernel of its node from its start to its end, for the built-in trainer and
+for jobs of your own. Its heartbeats and its events of the kind `agent` carry the findings, the most severe first, in
+the field `health`: the events are in `runs/<run>/events/`. The agent logs each new finding once. A finding interrupts
+no job. If an attempt fails on a node with a finding that calls for a reset, a reboot or a replacement, the controller
+repairs or replaces the node before the next attempt.
 
 | action | meaning |
 | --- | --- |

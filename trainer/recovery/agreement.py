@@ -1,6 +1,6 @@
 """Agreement of the ranks of a job on their generation, and on the rank whose state the others take.
 
-A generation is a number in a store that outlives the ranks: the supervisors of the nodes serve and increase it. It
+A generation is a number in a store that outlives the ranks: the supervisor of the first node serves it. It
 starts at 0, and each replaced rank increases it by one. The process groups of a generation consist of all ranks of the
 job, so the layout, the order of samples and the order of sums never change.
 """

@@ -64,7 +64,7 @@ def _describe_replaced(replaced: ReplacedNodes) -> list[str]:
     suspect = replaced.suspect_network_nodes(time.time())
     return [
         f"{quantity(count, 'node')} of this cluster below the network node {name} were replaced in the last 7 days: "
-        "nodes below it are used last. AWS support can examine its hosts, with these instance ids: "
+        "the controller uses nodes below it last. To have its hosts examined, send these instance ids to AWS Support: "
         + ", ".join(node.instance for node in replaced.nodes if node.network_node == name)
         for name, count in suspect.items()
     ]

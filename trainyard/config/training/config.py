@@ -204,7 +204,7 @@ class TrainerConfig(StrictModel):
     )
     recovery: Literal["restart", "in_process"] = Field(
         "restart",
-        description="After a signal ends a rank: restart all ranks from the newest checkpoint, or replace that rank "
+        description="After a signal ends a rank: restart all ranks from the newest saved state, or replace that rank "
         "(in_process): the others keep their processes, and the new rank copies their state. Needs the whole model "
         "on each rank (parallel.data ddp without tensor and pipeline parallelism).",
     )

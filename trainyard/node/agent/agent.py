@@ -99,7 +99,7 @@ class Agent:
         self._report(AgentEvent.model_validate(event))
 
     def _report(self, event: AgentEvent | HealthCheckEvent) -> None:
-        """Report an event now: on the connection, and in S3 in case that is away."""
+        """Report an event now: on the connection, and in S3, in case the connection is lost."""
         self._connection.send(event)
         self._events.write_event(event)
         self._events.request_flush()

@@ -1,8 +1,8 @@
 """The agent's connection to the controller on the head.
 
 It sends a heartbeat every five seconds and each event at once, and receives the requests of the controller. Without a
-connection, which is tried again and again, the agent reads the requests from S3 and writes its heartbeats there: a job
-does not notice that the head is away.
+connection, which is retried, the agent reads the requests from S3 and writes its heartbeats there: the job continues
+while the head is unavailable.
 """
 
 import logging

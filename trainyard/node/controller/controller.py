@@ -4,7 +4,7 @@ It decides on the health checks and attempts of a run. It requests a health chec
 starts an attempt when all nodes are ready and healthy, and starts the next attempt when one fails or loses a node. It
 ends the run when the job has completed, which the results in S3 must confirm, or when another attempt would fail again.
 Then it terminates the nodes, at once or after the time for which they are kept for another run. Until then it renews
-the lease. All its state is in S3, so that it may be killed and restarted at any time.
+the lease. Its decisions are in S3, so that it may be killed and restarted at any time; only timers start again.
 """
 
 import logging

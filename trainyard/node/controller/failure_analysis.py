@@ -1,8 +1,8 @@
 """Failure analysis: what caused the failure of an attempt, and what follows. Without side effects.
 
-Evidence decides: a node that left its group, a silent node, a finding of a health monitor, or ranks that fail on one
-node again after they ran on another. A fault of a node never ends the run and does not count against the job. The run
-ends when ranks fail in the same way on two nodes without progress, because that is a fault of the job.
+A node is at fault if it left its group, is silent, has a finding of its health monitor, or if ranks fail on it again
+after they ran on another node. Such a fault does not count against the job. The run ends after a failure that any node
+would have, after ranks failed in the same way on two nodes without progress, and after four attempts without progress.
 """
 
 import re

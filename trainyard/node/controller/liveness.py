@@ -35,7 +35,7 @@ class LostNode:
 
 
 class Liveness:
-    """Silence of the nodes of one run. It starts with the controller, so that its restart makes no node silent."""
+    """Tracks the heartbeats of the nodes of one run. A restart of the controller resets the times of their silence."""
 
     def __init__(self, account: Account, clock: Clock) -> None:
         self._account, self._clock = account, clock

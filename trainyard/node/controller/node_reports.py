@@ -97,7 +97,7 @@ class NodeReports:
         return due
 
     def _read_heartbeat(self, node: str) -> None:
-        """Read the heartbeat of a node from S3. It has arrived now if its number has changed."""
+        """Read the heartbeat of a node from S3. It has arrived now if it has changed."""
         content = self._data.find(self._layout.heartbeat(node))
         if content is None:
             return

@@ -16,7 +16,7 @@ LOG = logging.getLogger("controller")
 
 
 class ReplacementHistory:
-    """The replaced nodes of a cluster. It is advice: errors of AWS do not delay a recovery."""
+    """The replaced nodes of a cluster. It only affects the order of nodes: errors of AWS do not delay a recovery."""
 
     def __init__(self, state: RunState, account: Account) -> None:
         self._state, self._account = state, account

@@ -17,7 +17,7 @@ SLOW_STEPS = 50
 # And in this many heartbeats with another step: of steps of 0.2 s, 50 are over after two heartbeats, in which other
 # processes of the node may have delayed it. A health check interrupts the job for about as long.
 SLOW_HEARTBEATS = 10
-MINIMUM_RANKS = 3  # the median of two ranks is that of none
+MINIMUM_RANKS = 3  # with two ranks, the median does not show which rank is slow
 _SAMPLES = 5
 
 

@@ -1,7 +1,7 @@
 """The table of faults: what is seen on a node, and what to do about it.
 
 Each row names the document on which it is based. Where NVIDIA and AWS differ, or neither knows EC2, `reason` explains
-the action. docs/node-health.md is made of this table. An action is advice to the controller: nothing here
+the action. docs/node-health.md is generated from this table. An action is advice to the controller: nothing here
 interrupts a job.
 """
 
@@ -255,7 +255,7 @@ KERNEL_RULES = (
     ),
     Rule(
         name="disk-lost",
-        signal="the kernel gave up an NVMe disk",
+        signal="the kernel removed an NVMe disk after errors",
         action="replace",
         source=_EBS_NVME,
         pattern=r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure|Removing after probe failure)",
@@ -283,7 +283,7 @@ KERNEL_RULES = (
         action="warn",
         source=_KERNEL + "admin-guide/lockup-watchdogs.html",
         pattern=r"BUG: soft lockup - (?P<device>CPU#\d+)|Watchdog detected hard LOCKUP",
-        reason="a lockup that lasts makes the agent silent, which is another signal",
+        reason="a lockup that lasts stops the heartbeats of the agent",
     ),
     Rule(
         name="hung-task",
