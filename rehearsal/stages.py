@@ -127,6 +127,8 @@ class Stages:
             )
         self.context.run_faults_without_effect = tuple(faults.remaining)
         self.context.result.injections = tuple(faults.injections)
+        for error in faults.errors:
+            self.context.add_error(error)
         if outcome.state == "succeeded":
             self.context.display.print_line("job", f"{outcome.state}: {outcome.reason}")
         else:

@@ -59,7 +59,7 @@ class ScheduledFault:
 class FaultInjector:
     """Injects faults while one run is active: into its account, or into its job.
 
-    `remaining`: those that were not injected yet. `injections`: what was injected.
+    `remaining`: those that were not injected yet. `injections`: what was injected. `errors`: messages.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class FaultInjector:
     ) -> None:
         self.remaining = list(faults)
         self.injections: list[FaultInjection] = []
+        self.errors: list[str] = []
         self._inject_into_account, self._describe = inject_into_account, describe
         self._first_step_at: float | None = None
         self._data, self._run = data, run
@@ -90,10 +91,17 @@ class FaultInjector:
             thread.join()
 
     def _inject(self) -> None:
-        while (self.remaining or self._job.has_calls) and not self._job.stopping.wait(POLL_SECONDS):
-            self._job.call_due()
-            self.inject_due()
-        self._job.call_due()
+        try:
+            while (self.remaining or self._job.has_calls) and not self._job.stopping.wait(POLL_SECONDS):
+                self._job.call_due()
+                self.inject_due()
+        except Exception as error:
+            self._record(error)
+        for each in self._job.finish():
+            self._record(each)
+
+    def _record(self, error: Exception) -> None:
+        self.errors.append(f"the injection of faults failed: {type(error).__name__}: {error}")
 
     def inject_due(self) -> list[FaultInjection]:
         """Inject the faults that are due, and return the injections."""

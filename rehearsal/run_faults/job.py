@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,13 +68,22 @@ class Job:
         return bool(self._later or self._repeated)
 
     def call_due(self) -> None:
-        """Call the functions that are due; when the job has ended, those that were to be called later."""
+        """Call the functions that are due."""
         now = time.monotonic()
-        due = [call for when, call in self._later if now >= when or self.stopping.is_set()]
-        self._later = [(when, call) for when, call in self._later if call not in due]
+        due = [call for when, call in self._later if now >= when]
+        self._later = [(when, call) for when, call in self._later if now < when]
         self._repeated = [(end, call) for end, call in self._repeated if now < end]
-        for call in (*due, *(call for _, call in self._repeated if not self.stopping.is_set())):
+        for call in (*due, *(call for _, call in self._repeated)):
             call()
+
+    def finish(self) -> Iterator[Exception]:
+        """Call the functions that were to be called later, such as the end of a fault; yield their errors."""
+        later, self._later, self._repeated = self._later, [], []
+        for _, call in later:
+            try:
+                call()
+            except Exception as error:
+                yield error
 
 
 class RunFault(StrictModel):

@@ -21,6 +21,7 @@ from rehearsal.hypervisor.processes import is_alive, send_signal
 from rehearsal.run_faults.gpus import GpuFault, write_kernel_log
 from rehearsal.run_faults.injection import FaultInjector, ScheduledFault
 from rehearsal.run_faults.job import find_ranks
+from rehearsal.run_faults.nodes import BootHang
 from rehearsal.run_faults.ranks import RankKill
 from tests.machines import ROOT
 from tests.metrics import metric
@@ -177,6 +178,18 @@ def test_ranks_that_start_later_on_a_node_without_its_gpu_end_too(root: Path) ->
         for rank in ranks:
             send_signal(rank, signal.SIGKILL)
             rank.wait()
+
+
+def test_failed_injection_is_an_error_of_the_rehearsal(root: Path) -> None:
+    bucket = cast(Bucket, MetricsOfStep(3))
+    faults = FaultInjector(
+        [ScheduledFault(BootHang())], bucket, RUN, cast(Hypervisor, None), refuse_account_fault, format_fault
+    )
+    with faults.injecting():
+        eventually(lambda: bool(faults.errors), "the error")
+    (error,) = faults.errors
+    assert error.startswith("the injection of faults failed: AttributeError")
+    assert len(faults.remaining) == 1
 
 
 class MetricsOfStep:
