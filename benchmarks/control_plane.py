@@ -1,9 +1,10 @@
 """Cost of the connections between agents and controller against the number of nodes.
 
 A process runs the controller's WebSocket server. Another connects as the agents of all nodes do, and sends a heartbeat
-of eight ranks every five seconds. `cpu_ms` is the CPU time of the server per node and second; `connect_ms` that of a
-connection with its TLS handshake; `order_ms` the time until all agents have received a changed request. `ratio` is the
-CPU time per node and second of the largest size divided by that of the smallest.
+of eight ranks every five seconds. The requests name all nodes, as `control.json` does. `cpu_ms` is the CPU time of the
+server per node and second; `connect_ms` that of a connection with its TLS handshake and the first requests;
+`publish_ms` the time until all agents have received changed requests. `ratio` is the CPU time per node and second of
+the largest size divided by that of the smallest.
 """
 
 import asyncio
@@ -40,30 +41,36 @@ CONNECTING = 16  # connections that are opened at the same time
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of the connections of one number of nodes. Times of the server per node, except `order_ms`."""
+    """The cost of the connections of one number of nodes. Times of the server per node, except `publish_ms`."""
 
     nodes: int
     cpu_ms: float
     connect_ms: float
-    order_ms: float
+    publish_ms: float
     memory_mib: float
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, nodes: int) -> None:
     """Run the server. Messages: None stops it, a number publishes that attempt, "cpu" requests its CPU seconds."""
     node = Node(
         instance="i-head", role="head", region="us-east-1", address="127.0.0.1", boot="0001", manifest_uri="", bundle=""
     )
     server, staging = AgentServer(node), MemoryBucket("staging")
     server.start(staging)
-    server.publish(RUN, Control())
+    names = tuple(map(instance_id, range(nodes)))
+    server.publish(RUN, Control(nodes=names, healthy_nodes=names))
     pipe.send(staging.read(CONTROLLER_ENDPOINT))
     while (message := pipe.recv()) is not None:
         if message == "cpu":
             pipe.send(time.process_time())
         else:
-            server.publish(RUN, Control(attempt=message))
+            server.publish(RUN, Control(attempt=message, nodes=names, healthy_nodes=names))
     server.close()
+
+
+def instance_id(node: int) -> str:
+    """Return the instance id of a node."""
+    return f"i-{node:017x}"
 
 
 def heartbeat(node: int, sequence: int) -> str:
@@ -74,7 +81,7 @@ def heartbeat(node: int, sequence: int) -> str:
         for rank in range(RANKS)
     ]
     message = Heartbeat(
-        instance=f"i-{node:017x}", boot="0001", sequence=sequence, run=RUN, attempt=1, ranks=tuple(ranks)
+        instance=instance_id(node), boot="0001", sequence=sequence, run=RUN, attempt=1, ranks=tuple(ranks)
     )
     return message.model_dump_json()
 
@@ -117,16 +124,16 @@ async def measure_nodes(nodes: int, seconds: float, pipe: Connection, server: ps
         started_at = time.monotonic()
         await asyncio.gather(*(send_heartbeats(node, each) for node, each in enumerate(connections)))
         elapsed, used = time.monotonic() - started_at, _cpu_seconds(pipe) - connected
-        ordered_at = time.monotonic()
+        published_at = time.monotonic()
         pipe.send(2)
         await asyncio.gather(*(each.recv() for each in connections))
-        order = time.monotonic() - ordered_at
+        published = time.monotonic() - published_at
         memory = server.memory_info().rss / 2**20
     return Cost(
         nodes,
         round(1000 * used / nodes / elapsed, 3),
         round(1000 * (connected - idle) / nodes, 2),
-        round(1000 * order, 1),
+        round(1000 * published, 1),
         round(memory, 1),
     )
 
@@ -141,7 +148,7 @@ def measure(sizes: tuple[int, ...], seconds: float) -> dict[str, Any]:
     costs = []
     for nodes in sizes:
         pipe, remote = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(remote,), daemon=True)
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(remote, nodes), daemon=True)
         process.start()
         try:
             costs.append(asyncio.run(measure_nodes(nodes, seconds, pipe, psutil.Process(process.pid))))
@@ -161,12 +168,10 @@ def main(
     if as_json:
         print(json.dumps(results))
         return
-    print("nodes   CPU ms per node and second   CPU ms of a connection   order ms   memory MiB")
+    print("nodes   CPU ms per node and second   CPU ms of a connection   publish ms   memory MiB")
     for each in results["sizes"]:
-        values = (
-            f"{each['cpu_ms']:>28.3f} {each['connect_ms']:>24.2f} {each['order_ms']:>10.1f} {each['memory_mib']:>12.1f}"
-        )
-        print(f"{each['nodes']:>5} {values}")
+        costs = f"{each['cpu_ms']:>28.3f} {each['connect_ms']:>24.2f}"
+        print(f"{each['nodes']:>5} {costs} {each['publish_ms']:>12.1f} {each['memory_mib']:>12.1f}")
     print(f"ratio {results['ratio']:.2f}")
 
 
