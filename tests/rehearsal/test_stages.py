@@ -16,6 +16,7 @@ KEYS = {
     *("resources_deleted", "retained", "images", "leaked", "phases", "first_loss", "last_loss", "steps", "checkpoints"),
     *("checkpoints_loaded", "results", "results_uri", "objects", "substitutions", "not_rehearsed", "billed"),
     *("unused_reservations", "faults", "capacity_attempts", "faults_without_effect", "injections"),
+    *("recoveries", "replacements"),
 }
 
 
