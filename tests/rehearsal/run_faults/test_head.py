@@ -34,7 +34,7 @@ def test_new_head_continues_the_run(tree: Path) -> None:
 
 
 def test_job_continues_while_the_head_is_suspended(tree: Path) -> None:
-    ended = rehearse(tree, "head-hang,step=10,seconds=60.0", 60)
+    ended = rehearse(tree, "head-hang,seconds=60.0,step=10", 60)
     last_step, succeeded = (seconds_of(ended, text) for text in ("step 60 of 60", "succeeded: 60 steps"))
     assert succeeded - seconds_of(ended, "step 1 of 60") > 55
     assert last_step < succeeded - 20  # all steps while the head was suspended
