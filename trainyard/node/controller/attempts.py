@@ -272,7 +272,7 @@ class Attempts:
         if nodes := self._select_nodes(now, len(state.control.nodes)):
             self._use_nodes(nodes, now)  # no nodes could be added: continue with the previous number
             return None
-        ready = len(state.node_states.ready_nodes(self._usable_nodes(now)))
+        ready = len(state.node_states.ready_nodes(self._intact_nodes(now)))
         time_text = f"{minutes:g} minutes (launch.replacement_minutes) after attempt {state.control.attempt} failed"
         text = f"{ready} of {state.run.nodes} nodes are ready {time_text}{self.failed_health_check_reason()}"
         reason = f"{text}. Set job.resume: {state.run.run} to continue from its newest checkpoint, if it has one"
