@@ -1,14 +1,15 @@
-"""Memory of this host, as the kernel describes it."""
+"""Sizes in files of /proc: the memory of this host, or of a process."""
 
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 
 
-def read_host_memory(file: Path = MEMINFO) -> dict[str, int]:
-    """Return name -> bytes, such as MemTotal and MemAvailable; nothing if the file does not exist.
+def read_sizes(file: Path) -> dict[str, int]:
+    """Return name -> bytes, such as MemAvailable in /proc/meminfo and VmRSS in /proc/self/status.
 
-    Format: https://docs.kernel.org/filesystems/proc.html#meminfo. Values without a unit are omitted.
+    Nothing if the file does not exist. Format: https://docs.kernel.org/filesystems/proc.html#meminfo. Values without a
+    unit are omitted.
     """
     if not file.exists():
         return {}

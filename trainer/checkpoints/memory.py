@@ -28,7 +28,7 @@ from trainer.failures.watchdog import process_group_timeout
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.config import CheckpointConfig
-from trainyard.host_memory import read_host_memory
+from trainyard.host_memory import MEMINFO, read_sizes
 
 # Shares of the available memory of a node, and of the free space of its tmpfs, which the copies may use.
 MEMORY_SHARE, TMPFS_SHARE = 0.5, 0.75
@@ -292,7 +292,7 @@ class MemoryCopies:
         """Return the memory that the copies on this node may use, with that of the files that exist."""
         existing = sum(file.stat().st_size for file in self._folder.iterdir())
         status = os.statvfs(self._folder)
-        available = read_host_memory()["MemAvailable"]
+        available = read_sizes(MEMINFO)["MemAvailable"]
         free = status.f_bavail * status.f_frsize
         return min(MEMORY_SHARE * (available + existing), TMPFS_SHARE * (free + existing))
 

@@ -9,7 +9,7 @@ import torch
 
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import Layout
-from trainyard.host_memory import read_host_memory
+from trainyard.host_memory import MEMINFO, read_sizes
 
 _GIB = 2**30
 _STATE_BYTES = 16  # per parameter in training: weight, gradient and AdamW's two moments, in fp32
@@ -115,7 +115,7 @@ def describe_memory(device: torch.device) -> str:
             f" torch's allocator, {others / _GIB:.2f} used otherwise (CUDA, NCCL, other processes),"
             f" {free / _GIB:.2f} free"
         )
-    host, process = read_host_memory(), read_host_memory(Path("/proc/self/status"))  # of the same format
+    host, process = read_sizes(MEMINFO), read_sizes(Path("/proc/self/status"))
     parts = [
         f"{table[key] / _GIB:.2f} GiB {label}"
         for table, key, label in (

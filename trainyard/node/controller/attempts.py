@@ -14,11 +14,12 @@ from trainyard.node.controller.health_checks import HealthChecks
 from trainyard.node.controller.idle import IdleDetector
 from trainyard.node.controller.liveness import Liveness
 from trainyard.node.controller.outcomes import create_completed_outcome, create_outcome
-from trainyard.node.controller.rank_order import RankOrder
+from trainyard.node.controller.rank_order import order_nodes
 from trainyard.node.controller.repairs import Repairs
 from trainyard.node.controller.replaced_nodes import ReplacementHistory
 from trainyard.node.controller.run_state import RunState
 from trainyard.node.controller.stragglers import Stragglers
+from trainyard.node.controller.topology import Topology
 from trainyard.node.controller.worker_groups import WorkerGroups
 
 # Agents kill the ranks of an attempt that has failed on another node, and report within some seconds.
@@ -47,7 +48,8 @@ class Attempts:
         self._stack = manifest.stack
         self.liveness, self.idle_detector = Liveness(account, state.clock), IdleDetector()
         self.stragglers = Stragglers()
-        self._rank_order, self._history = RankOrder(account), ReplacementHistory(state, account)
+        self._topology = Topology(account)
+        self._history = ReplacementHistory(state, self._topology)
         self.repairs = Repairs(state, groups, self._history)
         self._failed_attempts = FailedAttempts(state, groups, self.repairs)
         self._surplus_since: dict[str, float] = {}
@@ -182,7 +184,7 @@ class Attempts:
         state = self._state
         latest = state.control.latest_decision
         swapped = latest.swaps_node if latest is not None and latest.attempt == state.control.attempt else None
-        nodes = self._rank_order.order(nodes, state.control.nodes, swapped)
+        nodes = order_nodes(nodes, self._topology, state.control.nodes, swapped)
         healthy = frozenset(state.control.healthy_nodes)
         new = tuple(node for node in nodes if node not in healthy)
         if not new or not state.run.limits.has_health_checks:

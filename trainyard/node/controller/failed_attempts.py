@@ -52,14 +52,15 @@ class FailedAttempts:
         LOG.log(level, "attempt %d failed: %s", decision.attempt, decision.summary())
         for evidence in decision.evidence:
             LOG.info("evidence: %s: %s", evidence.kind, evidence.text)
-        replaced = self._repairs.find_replaced_nodes(decision) if decision.end_reason is None else []
-        plan = self._repairs.plan(decision, replaced) if decision.end_reason is None else {}
-        self._store(decision, () if has_progress else control.decisions, checkpoints, plan)
-        if decision.end_reason is None:
-            self._repairs.start(decision, replaced)
-            return None
-        minutes = state.run.limits.keep_after_failure_minutes
-        return create_outcome(state, "failed", decision.end_reason, decision, keep_minutes=minutes)
+        earlier = () if has_progress else control.decisions
+        if decision.end_reason is not None:
+            self._store(decision, earlier, checkpoints, {})
+            minutes = state.run.limits.keep_after_failure_minutes
+            return create_outcome(state, "failed", decision.end_reason, decision, keep_minutes=minutes)
+        replaced = self._repairs.find_replaced_nodes(decision)
+        self._store(decision, earlier, checkpoints, self._repairs.plan(decision, replaced))
+        self._repairs.start(decision, replaced)
+        return None
 
     def _hardware_findings(self, nodes: Sequence[str]) -> dict[str, list[tuple[NodeAction, str]]]:
         """Return the findings of the nodes' health monitors that need an action."""

@@ -1,13 +1,8 @@
 """The order of nodes by rank: neighbours are close in the network of AWS."""
 
-import logging
 from collections.abc import Mapping, Sequence
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from trainyard.node.controller.account import Account
-
-LOG = logging.getLogger("controller")
+from trainyard.node.controller.topology import Topology
 
 
 def order_by_topology(
@@ -39,29 +34,17 @@ def _order_layer(
     return [node for group in ordered for node in _order_layer(group, network_nodes, positions, layer + 1)]
 
 
-class RankOrder:
-    """Order of the nodes of one run. AWS describes each instance once."""
+def order_nodes(
+    nodes: Sequence[str], topology: Topology, previous: Sequence[str], swapped: str | None = None
+) -> tuple[str, ...]:
+    """Return `nodes` in the order of their ranks. If AWS does not respond, it is that of nodes without topology.
 
-    def __init__(self, account: Account) -> None:
-        self._account = account
-        self._network_nodes: dict[str, tuple[str, ...]] = {}
-
-    def order(self, nodes: Sequence[str], previous: Sequence[str], swapped: str | None = None) -> tuple[str, ...]:
-        """Return `nodes` in the order of their ranks. If AWS does not respond, it is that of nodes without topology.
-
-        `swapped`: a node that gets the ranks of its neighbour, so that its previous ranks run on another node.
-        """
-        unknown = [node for node in nodes if node not in self._network_nodes]
-        if unknown and len(nodes) > 1:
-            try:
-                described = self._account.describe_network_nodes(unknown)
-            except (BotoCoreError, ClientError) as error:
-                LOG.warning("the ranks do not follow the network topology of the nodes: %s", error)
-            else:
-                self._network_nodes.update({node: described.get(node, ()) for node in unknown})
-        ordered = list(order_by_topology(nodes, self._network_nodes, previous))
-        if swapped in ordered and len(ordered) > 1:
-            position = ordered.index(swapped)
-            neighbour = position + 1 if position + 1 < len(ordered) else position - 1
-            ordered[position], ordered[neighbour] = ordered[neighbour], ordered[position]
-        return tuple(ordered)
+    `swapped`: a node that gets the ranks of its neighbour, so that its previous ranks run on another node.
+    """
+    network_nodes = topology.find_network_nodes(nodes) if len(nodes) > 1 else {}
+    ordered = list(order_by_topology(nodes, network_nodes, previous))
+    if swapped in ordered and len(ordered) > 1:
+        position = ordered.index(swapped)
+        neighbour = position + 1 if position + 1 < len(ordered) else position - 1
+        ordered[position], ordered[neighbour] = ordered[neighbour], ordered[position]
+    return tuple(ordered)

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from trainyard.models.layout import REPLACED_NODES
 from trainyard.models.replaced_nodes import ReplacedNode, ReplacedNodes
-from trainyard.node.controller.account import Account
 from trainyard.node.controller.run_state import RunState
+from trainyard.node.controller.topology import Topology
 
 RETRY_SECONDS = 60.0
 LOG = logging.getLogger("controller")
@@ -18,16 +18,15 @@ LOG = logging.getLogger("controller")
 class ReplacementHistory:
     """The replaced nodes of a cluster. It only affects the order of nodes: errors of AWS do not delay a recovery."""
 
-    def __init__(self, state: RunState, account: Account) -> None:
-        self._state, self._account = state, account
-        self._network_nodes: dict[str, str | None] = {}
+    def __init__(self, state: RunState, topology: Topology) -> None:
+        self._state, self._topology = state, topology
         self._replaced = ReplacedNodes()
         self._unread: list[ReplacedNode] = []  # added while the stored nodes could not be read
         self._is_read, self._retry_at = False, 0.0
 
     def add(self, node: str, reason: str) -> None:
         """Record that a node is replaced."""
-        network_node, state = self._find_network_nodes([node]).get(node), self._state
+        network_node, state = self._find_lowest([node]).get(node), self._state
         now = state.clock.time()
         replaced = ReplacedNode(instance=node, run=state.run.run, time=now, reason=reason, network_node=network_node)
         self._unread.append(replaced)
@@ -44,7 +43,7 @@ class ReplacementHistory:
     def find_unsuspected(self, nodes: Collection[str]) -> frozenset[str]:
         """Return the nodes that are not below a network node with several recent replacements."""
         suspect = self._read().suspect_network_nodes(self._state.clock.time())
-        network_nodes = self._find_network_nodes(nodes) if suspect else {}
+        network_nodes = self._find_lowest(nodes) if suspect else {}
         return frozenset(node for node in nodes if network_nodes.get(node) not in suspect)
 
     def _read(self) -> ReplacedNodes:
@@ -66,15 +65,7 @@ class ReplacementHistory:
                 self._replaced = self._replaced.add(self._unread.pop(0))
         return self._replaced
 
-    def _find_network_nodes(self, nodes: Collection[str]) -> dict[str, str | None]:
-        unknown = [node for node in nodes if node not in self._network_nodes]
-        if unknown:
-            try:
-                described = self._account.describe_network_nodes(unknown)
-            except (BotoCoreError, ClientError) as error:
-                LOG.warning("the network topology of %s cannot be read: %s", ", ".join(unknown), error)
-                return self._network_nodes
-            for node in unknown:
-                path = described.get(node, ())
-                self._network_nodes[node] = path[-1] if path else None
-        return self._network_nodes
+    def _find_lowest(self, nodes: Collection[str]) -> dict[str, str]:
+        """Return node -> its lowest network node, for those that AWS describes."""
+        network_nodes = self._topology.find_network_nodes(nodes)
+        return {node: network_nodes[node][-1] for node in nodes if network_nodes.get(node)}

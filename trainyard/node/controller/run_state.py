@@ -31,18 +31,23 @@ class RunState:
     def update_control(self, **changes: object) -> None:
         """Change `control.json`: first in S3, from which a restarted controller continues, then for the agents."""
         control = self.control.model_copy(update=changes)
-        self.data.write(self.layout.control, control.model_dump_json().encode())
-        self.control = control
-        self._connections.publish(self.run.run, control)
+        self._store(control)
+        self._publish(control)
 
     def abort_attempt(self) -> None:
         """Let the agents abort the current attempt, also while S3 does not respond. The next change stores it, too."""
-        self.control = self.control.model_copy(update={"aborted_attempt": self.control.attempt})
-        self._connections.publish(self.run.run, self.control)
+        self._publish(self.control.model_copy(update={"aborted_attempt": self.control.attempt}))
         try:
-            self.update_control()
+            self._store(self.control)
         except (BotoCoreError, ClientError) as error:
             LOG.warning("the end of attempt %d is not stored yet: %s", self.control.attempt, error)
+
+    def _store(self, control: Control) -> None:
+        self.data.write(self.layout.control, control.model_dump_json().encode())
+
+    def _publish(self, control: Control) -> None:
+        self.control = control
+        self._connections.publish(self.run.run, control)
 
     def nodes_in_use(self) -> tuple[str, ...]:
         """Return the nodes of the current attempt, unless it has failed, and of the current health check."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -25,34 +26,43 @@ class WorkerGroups:
         self._names = [*self._hooks]
         self._account = account
         self._latest_members = set(known_members)
-        self._group_of: dict[str, str] = {}
         self._unhealthy_since: dict[str, float] = {}
-        self._healthy: set[str] = set()
-        self.draining_nodes: frozenset[str] = frozenset()  # at the last call of `members`
+        self._described: dict[str, tuple[str, dict[str, Any]]] = {}  # instance -> its group and its description
 
     def members(self) -> list[str]:
         """Return the instances of all groups, without those that are terminating or detaching.
 
         AWS's responses are eventually consistent: a member that is missing from two consecutive responses has left.
         """
-        groups = self._account.describe_groups(self._names)
-        described = {each["InstanceId"]: (group, each) for group in groups for each in group["Instances"]}
-        states = {name: each["LifecycleState"] for name, (_, each) in described.items()}
-        self._group_of = {name: group["AutoScalingGroupName"] for name, (group, _) in described.items()}
-        self._healthy = {
-            name
-            for name, (_, each) in described.items()
-            if (each["LifecycleState"], each.get("HealthStatus", "Healthy")) == ("InService", "Healthy")
+        self._described = {
+            each["InstanceId"]: (group["AutoScalingGroupName"], each)
+            for group in self._account.describe_groups(self._names)
+            for each in group["Instances"]
         }
-        self.draining_nodes = frozenset(name for name, state in states.items() if state == "Terminating:Wait")
-        present = [name for name, state in states.items() if not state.startswith(_TERMINATING_STATES)]
-        missing_once = sorted(self._latest_members - states.keys())
+        present = [
+            name
+            for name, (_, each) in self._described.items()
+            if not each["LifecycleState"].startswith(_TERMINATING_STATES)
+        ]
+        missing_once = sorted(self._latest_members - self._described.keys())
         self._latest_members = set(present)
         return [*present, *missing_once]
 
+    @property
+    def draining_nodes(self) -> frozenset[str]:
+        """The instances that waited at their termination lifecycle hook at the last call of `members`."""
+        return frozenset(
+            name for name, (_, each) in self._described.items() if each["LifecycleState"] == "Terminating:Wait"
+        )
+
     def healthy_members(self, instances: Collection[str]) -> set[str]:
         """Return those of the instances that were in service and healthy at the last call of `members`."""
-        return self._healthy.intersection(instances)
+        healthy = {
+            name
+            for name, (_, each) in self._described.items()
+            if (each["LifecycleState"], each["HealthStatus"]) == ("InService", "Healthy")
+        }
+        return healthy.intersection(instances)
 
     def remove(self, instance: str) -> None:
         """Terminate a member without replacement."""
@@ -74,7 +84,7 @@ class WorkerGroups:
         the timeout of the hook.
         """
         for instance in self.draining_nodes.intersection(instances):
-            group = self._group_of[instance]
+            group, _ = self._described[instance]
             try:
                 self._account.complete_lifecycle_action(group, self._hooks[group], instance)
             except (BotoCoreError, ClientError) as error:  # it may continue already; else the next call repeats it

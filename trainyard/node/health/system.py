@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainyard.host_memory import read_host_memory
+from trainyard.host_memory import read_sizes
 from trainyard.node.health.rules import (
     DISK_FULL,
     EFA_DOWN,
@@ -113,7 +113,7 @@ class Memory:
 
     def read(self) -> Iterator[Reading]:
         """Return low memory and uncorrected errors."""
-        if memory := read_host_memory(self._meminfo):
+        if memory := read_sizes(self._meminfo):
             available = memory["MemAvailable"] / memory["MemTotal"]
             if available < FREE_MEMORY:
                 text = f"{available:.1%} of {memory['MemTotal'] / 2**30:.0f} GiB of memory is available."

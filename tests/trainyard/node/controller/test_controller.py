@@ -454,7 +454,13 @@ def test_node_that_cannot_be_configured_ends_a_run_that_has_not_started(run: Run
 
 
 class StartingRun(Run):
-    """A run whose nodes start: two of them may be replaced."""
+    """A run whose nodes start."""
+
+    def allow_replacements(self, count: int) -> None:
+        """Let the controller replace this number of nodes."""
+        limits = self.record.limits.model_copy(update={"max_startup_replacements": count})
+        self.record = self.record.model_copy(update={"limits": limits})
+        self.start_controller()
 
     def fail_startup(self, node: str, message: str = "no mirror", *, is_permanent: bool = False) -> None:
         for after in (0.0, 2 * PLAYBOOK_RETRY_SECONDS):
@@ -476,9 +482,7 @@ class StartingRun(Run):
 @pytest.fixture
 def starting_run(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> StartingRun:
     run = StartingRun(create_cluster(REGION))
-    limits = run.record.limits.model_copy(update={"max_startup_replacements": 2})
-    run.record = run.record.model_copy(update={"limits": limits})
-    run.start_controller()
+    run.allow_replacements(2)
     monkeypatch.setattr(run.controller.groups, "mark_unhealthy", lambda node: None)
     return run
 
@@ -1071,9 +1075,7 @@ def put_termination_hook(cluster: Cluster) -> None:
 def test_replaced_node_does_not_wait_at_the_lifecycle_hook(account: EmulatedAws) -> None:
     run = StartingRun(create_cluster(REGION))
     put_termination_hook(run.cluster)
-    limits = run.record.limits.model_copy(update={"max_startup_replacements": 1})
-    run.record = run.record.model_copy(update={"limits": limits})
-    run.start_controller()
+    run.allow_replacements(1)
     run.fail_startup(run.nodes[0])
     run.controller.step()
     run.step_with_members()
@@ -1087,9 +1089,7 @@ def test_unhealthy_node_is_terminated_if_its_replacement_does_not_start(account:
         AutoScalingGroupName=run.cluster.group,
         InstanceMaintenancePolicy={"MinHealthyPercentage": 100, "MaxHealthyPercentage": 200},
     )
-    limits = run.record.limits.model_copy(update={"max_startup_replacements": 1})
-    run.record = run.record.model_copy(update={"limits": limits})
-    run.start_controller()
+    run.allow_replacements(1)
     run.fail_startup(run.nodes[0])
     limit = Capacity(limit=0)
     account.inject(limit)

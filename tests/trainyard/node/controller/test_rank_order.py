@@ -13,7 +13,8 @@ from tests.trainyard.node.controller.test_controller import Run
 from trainyard.aws.clients import client
 from trainyard.aws.topology import describe_network_nodes
 from trainyard.node.controller.account import Account
-from trainyard.node.controller.rank_order import RankOrder, order_by_topology
+from trainyard.node.controller.rank_order import order_by_topology, order_nodes
+from trainyard.node.controller.topology import Topology
 
 # Two groups below t1 (of 1 and 2 nodes), one below t2 (of 4 nodes).
 NETWORK = {
@@ -187,7 +188,7 @@ def test_topology_of_a_node_is_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     account = Account(REGION)
     monkeypatch.setattr(account, "describe_network_nodes", describe)
-    order = RankOrder(account)
-    order.order(("i-a1", "i-x"), ())
-    order.order(("i-a1", "i-x", "i-b1"), ())
+    topology = Topology(account)
+    order_nodes(("i-a1", "i-x"), topology, ())
+    order_nodes(("i-a1", "i-x", "i-b1"), topology, ())
     assert calls == [["i-a1", "i-x"], ["i-b1"]]

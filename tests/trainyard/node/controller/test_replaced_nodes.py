@@ -10,6 +10,7 @@ from trainyard.models.layout import REPLACED_NODES
 from trainyard.models.replaced_nodes import MAXIMUM_NODES, SUSPECT_SECONDS, ReplacedNode, ReplacedNodes
 from trainyard.node.controller.account import Account
 from trainyard.node.controller.replaced_nodes import RETRY_SECONDS, ReplacementHistory
+from trainyard.node.controller.topology import Topology
 
 NETWORK_NODES = {"i-1": ("nn-a", "nn-1"), "i-2": ("nn-a", "nn-1"), "i-3": ("nn-a", "nn-2"), "i-4": ("nn-a", "nn-1")}
 
@@ -23,11 +24,9 @@ def run(account: EmulatedAws) -> Run:
 
 @pytest.fixture
 def history(run: Run, monkeypatch: pytest.MonkeyPatch) -> ReplacementHistory:
-    history = ReplacementHistory(run.controller.state, Account(REGION))
-    monkeypatch.setattr(
-        history._account, "describe_network_nodes", lambda nodes: {node: NETWORK_NODES[node] for node in nodes}
-    )
-    return history
+    account = Account(REGION)
+    monkeypatch.setattr(account, "describe_network_nodes", lambda nodes: {node: NETWORK_NODES[node] for node in nodes})
+    return ReplacementHistory(run.controller.state, Topology(account))
 
 
 def test_replaced_nodes_are_stored_with_their_place_in_the_network(run: Run, history: ReplacementHistory) -> None:
@@ -44,7 +43,7 @@ def test_nodes_near_several_replaced_nodes_are_suspect_also_in_a_later_run(
     assert history.find_unsuspected(["i-3", "i-4"]) == {"i-3", "i-4"}
     history.add("i-2", "lost")
     assert history.find_unsuspected(["i-3", "i-4"]) == {"i-3"}
-    later = ReplacementHistory(run.controller.state, history._account)
+    later = ReplacementHistory(run.controller.state, history._topology)
     assert later.find_unsuspected(["i-3", "i-4"]) == {"i-3"}
     run.clock.advance(SUSPECT_SECONDS + 1)
     assert later.find_unsuspected(["i-3", "i-4"]) == {"i-3", "i-4"}
