@@ -40,15 +40,24 @@ def ends_attempt(text: str) -> bool:
 
 
 def ended_attempts(
-    injections: Iterable[FaultInjection], decisions: Sequence[AttemptDecision]
+    injections: Sequence[FaultInjection], decisions: Sequence[AttemptDecision], *, only_expected: bool
 ) -> list[tuple[FaultInjection, AttemptDecision | None]]:
-    """Return each injection with the decision on the attempt that it ended; None: it ended none."""
-    return [
-        (each, next((decision for decision in decisions if decision.time >= each.time), None))
-        if ends_attempt(each.fault)
-        else (each, None)
-        for each in injections
-    ]
+    """Return each injection with the decision on the attempt that it ended; None: it ended none.
+
+    A fault has ended the attempt on which the controller decided next. For a fault that does not always end one, that
+    decision must be earlier than the next fault; `only_expected`: it never counts.
+    """
+    ended = []
+    for each in injections:
+        decision = next((decision for decision in decisions if decision.time >= each.time), None)
+        is_late = decision is not None and decision.time >= time_of_next(each, injections)
+        ended.append((each, decision if ends_attempt(each.fault) or not (only_expected or is_late) else None))
+    return ended
+
+
+def time_of_next(injection: FaultInjection, injections: Iterable[FaultInjection]) -> float:
+    """Return the time of the first later injection; infinity without one."""
+    return min((other.time for other in injections if other.time > injection.time), default=float("inf"))
 
 
 def replaceable_nodes(injections: Iterable[FaultInjection], instances: Iterable[InstanceRecord]) -> set[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rehearsal.fault_effects import ends_attempt, fault_kind
+from rehearsal.fault_effects import ended_attempts, fault_kind, time_of_next
 from rehearsal.run_records import RunRecords
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.events import AgentEvent
@@ -16,19 +16,11 @@ PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "regaine
 def find_recoveries(
     injections: Sequence[FaultInjection], records: RunRecords, *, only_expected: bool = False
 ) -> list[Recovery]:
-    """Return the recovery from each fault, in the order of the injections.
-
-    A fault has ended the attempt on which the controller decided next. For a fault that does not always end one, that
-    decision must be earlier than the next fault; `only_expected`: it never counts.
-    """
-    recoveries = []
-    for each in injections:
-        decision = next((decision for decision in records.decisions if decision.time >= each.time), None)
-        following = min((other.time for other in injections if other.time > each.time), default=float("inf"))
-        if decision is not None and not ends_attempt(each.fault) and (only_expected or decision.time >= following):
-            decision = None
-        recoveries.append(_recovery(each, decision, following, records))
-    return recoveries
+    """Return the recovery from each fault, in the order of the injections. `only_expected`: as in `ended_attempts`."""
+    return [
+        _recovery(each, decision, time_of_next(each, injections), records)
+        for each, decision in ended_attempts(injections, records.decisions, only_expected=only_expected)
+    ]
 
 
 def _recovery(

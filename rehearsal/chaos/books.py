@@ -1,6 +1,6 @@
 """The books of a run: for what the billed seconds of its workers were used. Without side effects."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import Field
 
@@ -32,9 +32,10 @@ class Books(StrictModel):
         return 1 - sum(self.causes.values()) / self.billed_seconds if self.billed_seconds else 0.0
 
 
-def keep_books(injections: Iterable[FaultInjection], records: RunRecords) -> Books:
+def keep_books(injections: Sequence[FaultInjection], records: RunRecords) -> Books:
     """Return the books of a run that has ended, whose workers are terminated."""
-    explained = {decision.attempt for _, decision in ended_attempts(injections, records.decisions) if decision}
+    ended = ended_attempts(injections, records.decisions, only_expected=True)
+    explained = {decision.attempt for _, decision in ended if decision}
     spans, causes, billed = list(_run_spans(records, explained)), dict[str, float](), 0.0
     for instance in workers(records.instances):
         assert instance.terminated_time is not None, f"{instance.id} is not terminated"

@@ -52,12 +52,12 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def command_ends_with(process: psutil.Process, *arguments: str) -> bool:
-    """Return whether the command line of a process ends with these arguments. That of an ended process does not."""
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; that of a process that has ended is empty."""
     try:
-        return tuple(process.cmdline()[-len(arguments) :]) == arguments
+        return list(process.cmdline())
     except psutil.Error:
-        return False
+        return []
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

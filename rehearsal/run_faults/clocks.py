@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rehearsal.hypervisor.backend import Backend
-from rehearsal.run_faults.job import Job, RunFault
+from rehearsal.run_faults.job import Job, NodeFault
 from trainyard.models.report import BackendName
 
 
-class ClockStep(RunFault):
+class ClockStep(NodeFault):
     """A clock that steps: the system time of a node changes at once, CLOCK_MONOTONIC and CLOCK_BOOTTIME do not.
 
     All nodes share the kernel of this machine, so only what Python's `time.time` returns on the node changes.
@@ -17,17 +17,13 @@ class ClockStep(RunFault):
 
     backends: ClassVar[tuple[BackendName, ...]] = ("process",)
     kind: Literal["clock-step"] = "clock-step"
-    node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
     seconds: float = Field(allow_inf_nan=False, description="Seconds that are added; negative: the clock is set back.")
 
     def prepare(self, backend: Backend) -> None:
         """Let the machines have their own clocks."""
         backend.allow_clock_steps()
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Set the clock of the node."""
-        instance = job.instance(self.node)
-        if instance is None:
-            return None
         job.hypervisor.step_clock(instance, self.seconds)
-        return (instance,)
+        return True

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from rehearsal.hypervisor.process.gpus import change_gpu, gpu_address
 from rehearsal.hypervisor.processes import send_signal
-from rehearsal.run_faults.job import Job, RunFault
+from rehearsal.run_faults.job import Job, NodeFault
 
 GpuCondition = Literal["ecc", "row-remap-pending", "row-remap-failed", "thermal", "power-brake", "nvlink", "lost"]
 _CONDITIONS: dict[GpuCondition, dict[str, int]] = {
@@ -62,7 +62,7 @@ _LOST_XID = 79  # no process of the node can use this GPU until it has another h
 _KERNEL_ERROR = 3  # priority of the driver's messages: facility 0 (kernel), level 3 (error)
 
 
-class GpuFault(RunFault):
+class GpuFault(NodeFault):
     """A fault of one GPU: an Xid in the kernel log of its node, a condition that NVML reports, or both.
 
     After an Xid that ends processes, the ranks of the node get SIGABRT, as when NCCL's watchdog ends a process after an
@@ -70,7 +70,6 @@ class GpuFault(RunFault):
     """
 
     kind: Literal["gpu"] = "gpu"
-    node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
     gpu: int = Field(default=0, ge=0, description="GPU of the node.")
     xid: int | None = Field(default=None, ge=1, description="Number of the Xid; none: the kernel log has none.")
     condition: GpuCondition | None = Field(default=None, validate_default=True, description="Condition in NVML.")
@@ -97,21 +96,18 @@ class GpuFault(RunFault):
         """Whether the node must be replaced: docs/node-health.md."""
         return self.lasts or self.xid == 64 or self.condition in ("lost", "row-remap-failed")
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Break the GPU, and end the ranks of its node if they cannot continue."""
         ranks = job.ranks_of(self.node)
-        if not ranks:
-            return None
-        instance = ranks[0].instance
         try:
             self.break_gpu(ranks[0].root)
         except OSError:  # the rank by which the node is reached has ended
-            return None
+            return False
         if self.is_fatal:
             self.end_ranks(rank.process for rank in ranks)
         if self.lasts:
             job.call_repeatedly(lambda: self.end_ranks(job.processes_of(instance)))
-        return (instance,)
+        return True
 
     def break_gpu(self, root: Path) -> None:
         """Change what NVML returns on the node with this root folder, and write the Xid to its kernel log."""

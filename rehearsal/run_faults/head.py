@@ -4,11 +4,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from rehearsal.hypervisor.processes import command_ends_with, kill
+from rehearsal.hypervisor.processes import command_line, kill
 from rehearsal.run_faults.job import Job, RunFault
 from trainyard.aws.ec2 import terminate_instances
 
-CONTROLLER = ("-m", "trainyard.node.controller")
+CONTROLLER = ["-m", "trainyard.node.controller"]
 
 
 class HeadTerminate(RunFault):
@@ -53,7 +53,7 @@ class ControllerCrash(RunFault):
         def kill_controller() -> bool:
             head = job.hypervisor.running_head()
             processes = job.hypervisor.processes(head.id) if head is not None else []
-            controllers = [each for each in processes if command_ends_with(each, *CONTROLLER)]
+            controllers = [each for each in processes if command_line(each)[-2:] == CONTROLLER]
             kill(controllers)
             return bool(controllers)
 

@@ -101,6 +101,21 @@ class RunFault(StrictModel):
         raise NotImplementedError
 
 
+class NodeFault(RunFault):
+    """A fault of a worker node."""
+
+    node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
+
+    def inject(self, job: Job) -> tuple[str, ...] | None:
+        """Inject the fault into the instance of the node."""
+        instance = job.instance(self.node)
+        return (instance,) if instance is not None and self.affect(job, instance) else None
+
+    def affect(self, job: Job, instance: str) -> bool:
+        """Inject the fault into this instance; return False if it is not possible now."""
+        raise NotImplementedError
+
+
 def find_ranks(run: str, nodes: Collection[str] | None = None) -> dict[int, Rank]:
     """Return number -> rank of the ranks of a run on this machine, without processes that they have started.
 

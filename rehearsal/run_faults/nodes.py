@@ -6,41 +6,37 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rehearsal.hypervisor.backend import Backend
-from rehearsal.hypervisor.processes import command_ends_with, send_signal
-from rehearsal.run_faults.job import Job, RunFault
+from rehearsal.hypervisor.processes import command_line, send_signal
+from rehearsal.run_faults.job import Job, NodeFault, RunFault
 from trainyard.aws.ec2 import terminate_instances
 from trainyard.models.report import BackendName
 
-AGENT = ("-m", "trainyard.node.agent")
+AGENT = ["-m", "trainyard.node.agent"]
 # kernel.panic=10, which the node playbook sets: the kernel restarts the machine after this time.
 PANIC_SECONDS = 10.0
 
 
-class _NodeFault(RunFault):
-    node: int = Field(ge=0, description="Worker node, in the order of node ranks.")
-
-
-class AgentKill(_NodeFault):
+class AgentKill(NodeFault):
     """A killed agent: it gets SIGKILL."""
 
     kind: Literal["agent-kill"] = "agent-kill"
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Kill the agent."""
-        return _signal_agent(job, self.node, signal.SIGKILL)
+        return _signal_agent(job, instance, signal.SIGKILL)
 
 
-class AgentHang(_NodeFault):
+class AgentHang(NodeFault):
     """An agent that hangs: it gets SIGSTOP."""
 
     kind: Literal["agent-hang"] = "agent-hang"
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Suspend the agent."""
-        return _signal_agent(job, self.node, signal.SIGSTOP)
+        return _signal_agent(job, instance, signal.SIGSTOP)
 
 
-class NodeHang(_NodeFault):
+class NodeHang(NodeFault):
     """A node that stops: all of its processes get SIGSTOP, and its connections stay open.
 
     So do those of a node whose kernel hangs or that loses its power: nothing closes them (RFC 9293, 3.8.5).
@@ -48,30 +44,24 @@ class NodeHang(_NodeFault):
 
     kind: Literal["node-hang"] = "node-hang"
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Suspend all processes of the node."""
-        instance = job.instance(self.node)
-        if instance is None:
-            return None
         job.hypervisor.suspend(instance)
-        return (instance,)
+        return True
 
 
-class NodeTerminate(_NodeFault):
+class NodeTerminate(NodeFault):
     """A terminated node: EC2 terminates it, as when its host fails or a person terminates it."""
 
     kind: Literal["node-terminate"] = "node-terminate"
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Terminate the instance."""
-        instance = job.instance(self.node)
-        if instance is None:
-            return None
         terminate_instances(job.hypervisor.region, [instance])
-        return (instance,)
+        return True
 
 
-class KernelPanic(_NodeFault):
+class KernelPanic(NodeFault):
     """A kernel panic: the node stops, its connections stay open, and it boots again after `kernel.panic` seconds.
 
     https://docs.kernel.org/admin-guide/sysctl/kernel.html#panic
@@ -79,17 +69,14 @@ class KernelPanic(_NodeFault):
 
     kind: Literal["kernel-panic"] = "kernel-panic"
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Suspend all processes of the node, and restart it later."""
-        instance = job.instance(self.node)
-        if instance is None:
-            return None
         job.hypervisor.suspend(instance)
         job.call_later(PANIC_SECONDS, lambda: job.hypervisor.restart(instance))
-        return (instance,)
+        return True
 
 
-class DiskFull(_NodeFault):
+class DiskFull(NodeFault):
     """A full disk: a file uses all of its free space for some seconds."""
 
     backends: ClassVar[tuple[BackendName, ...]] = ("nspawn",)
@@ -100,14 +87,11 @@ class DiskFull(_NodeFault):
         """Let the machines have small disks."""
         backend.limit_disks()
 
-    def inject(self, job: Job) -> tuple[str, ...] | None:
+    def affect(self, job: Job, instance: str) -> bool:
         """Fill the disk of the node."""
-        instance = job.instance(self.node)
-        if instance is None:
-            return None
         job.hypervisor.fill_disk(instance, True)
         job.call_later(self.seconds, lambda: job.hypervisor.fill_disk(instance, False))
-        return (instance,)
+        return True
 
 
 class BootHang(RunFault):
@@ -122,10 +106,8 @@ class BootHang(RunFault):
         return ()
 
 
-def _signal_agent(job: Job, node: int, number: signal.Signals) -> tuple[str, ...] | None:
-    instance = job.instance(node)
-    for process in job.hypervisor.processes(instance) if instance else ():
-        if instance and command_ends_with(process, *AGENT):
-            send_signal(process, number)
-            return (instance,)
-    return None
+def _signal_agent(job: Job, instance: str, number: signal.Signals) -> bool:
+    agents = [each for each in job.hypervisor.processes(instance) if command_line(each)[-2:] == AGENT]
+    for process in agents[:1]:
+        send_signal(process, number)
+    return bool(agents)

@@ -87,6 +87,16 @@ def test_capacity_is_refused_during_scaling_activities(
 LAUNCH_FIRST = {"MinHealthyPercentage": 100, "MaxHealthyPercentage": 200}
 
 
+@pytest.fixture
+def in_service(aws: EmulatedAws, client: Client, group: Callable[..., str]) -> tuple[str, str]:
+    """A group that launches before it terminates, and its instance, which is in service."""
+    name = group(InstanceMaintenancePolicy=LAUNCH_FIRST)
+    set_capacity(client, name, 1)
+    aws.advance_clock(PENDING_SECONDS)
+    (instance,) = members(client, name)
+    return name, instance
+
+
 def replace(client: Client, instance: str) -> None:
     client("autoscaling").set_instance_health(
         InstanceId=instance, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False
@@ -94,24 +104,19 @@ def replace(client: Client, instance: str) -> None:
 
 
 def test_unhealthy_instance_runs_until_its_replacement_is_in_service(
-    aws: EmulatedAws, client: Client, group: Callable[..., str]
+    aws: EmulatedAws, client: Client, in_service: tuple[str, str]
 ) -> None:
-    name = group(InstanceMaintenancePolicy=LAUNCH_FIRST)
-    set_capacity(client, name, 1)
-    aws.advance_clock(PENDING_SECONDS)
-    replace(client, members(client, name)[0])
+    name, instance = in_service
+    replace(client, instance)
     assert states(client, name) == ["InService", "Pending"]
     aws.advance_clock(PENDING_SECONDS)
     assert states(client, name) == ["Terminating:Proceed", "InService"]
 
 
 def test_unhealthy_instance_without_capacity_for_a_replacement_runs_until_it_is_terminated(
-    aws: EmulatedAws, client: Client, group: Callable[..., str]
+    aws: EmulatedAws, client: Client, in_service: tuple[str, str]
 ) -> None:
-    name = group(InstanceMaintenancePolicy=LAUNCH_FIRST)
-    set_capacity(client, name, 1)
-    aws.advance_clock(PENDING_SECONDS)
-    (instance,) = members(client, name)
+    name, instance = in_service
     limit = Capacity(limit=1)
     aws.inject(limit)
     replace(client, instance)
@@ -126,12 +131,10 @@ def test_unhealthy_instance_without_capacity_for_a_replacement_runs_until_it_is_
 
 
 def test_unhealthy_instance_is_terminated_when_the_group_is_scaled_to_zero(
-    aws: EmulatedAws, client: Client, group: Callable[..., str]
+    aws: EmulatedAws, client: Client, in_service: tuple[str, str]
 ) -> None:
-    name = group(InstanceMaintenancePolicy=LAUNCH_FIRST)
-    set_capacity(client, name, 1)
-    aws.advance_clock(PENDING_SECONDS)
-    replace(client, members(client, name)[0])
+    name, instance = in_service
+    replace(client, instance)
     aws.advance_clock(PENDING_SECONDS / 2)
     set_capacity(client, name, 0)
     aws.advance_clock(PENDING_SECONDS)
