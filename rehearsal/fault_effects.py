@@ -9,14 +9,16 @@ from rehearsal.faults import parse_faults
 from rehearsal.run_faults.gpus import GpuFault
 from rehearsal.run_faults.injection import ScheduledFault
 from rehearsal.run_faults.job import RunFault
+from rehearsal.run_faults.network import NetworkPartition
 from rehearsal.run_faults.nodes import KernelPanic, NodeHang, NodeTerminate
 from rehearsal.run_faults.ranks import OutOfMemoryKill, RankKill
+from rehearsal.run_faults.slow_nodes import NodeSlow
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.report import FaultInjection
 
-_PLACE_AND_TIME = ("rank", "node", "gpu", "step", "seconds", "after")
-_NODE_LOSSES = (NodeHang, NodeTerminate, KernelPanic)
-_FATAL_FAULTS = (RankKill, OutOfMemoryKill, *_NODE_LOSSES, SpotInterruption, Reclaim)
+_NOT_OF_KIND = ("rank", "node", "gpu", "step", "seconds", "factor", "after")
+_REPLACED_NODES = (NodeHang, NodeTerminate, KernelPanic, NodeSlow)
+_FATAL_FAULTS = (RankKill, OutOfMemoryKill, *_REPLACED_NODES, SpotInterruption, Reclaim)
 
 
 def parse_fault(text: str) -> Fault | RunFault:
@@ -26,17 +28,23 @@ def parse_fault(text: str) -> Fault | RunFault:
 
 
 def fault_kind(text: str) -> str:
-    """Return the kind of a fault: its text without place and time, such as `gpu,xid=79`."""
+    """Return the kind of a fault: its text without place, time and size, such as `gpu,xid=79`."""
     kind, *parts = text.split(",")
-    return ",".join([kind, *(part for part in parts if part.partition("=")[0] not in _PLACE_AND_TIME)])
+    return ",".join([kind, *(part for part in parts if part.partition("=")[0] not in _NOT_OF_KIND)])
 
 
 def ends_attempt(text: str) -> bool:
-    """Return whether an attempt cannot continue after the fault."""
+    """Return whether an attempt cannot continue after the fault, or is interrupted to replace a slow node."""
     fault = parse_fault(text)
     if isinstance(fault, GpuFault):
         return fault.is_fatal
     return isinstance(fault, _FATAL_FAULTS)
+
+
+def _may_end_attempt(text: str) -> bool:
+    """Return whether an attempt may end, or continue when the fault ends: connections outlast a short partition."""
+    fault = parse_fault(text)
+    return isinstance(fault, NetworkPartition) and fault.between == "nodes"
 
 
 def ended_attempts(
@@ -45,13 +53,14 @@ def ended_attempts(
     """Return each injection with the decision on the attempt that it ended; None: it ended none.
 
     A fault has ended the attempt on which the controller decided next. For a fault that does not always end one, that
-    decision must be earlier than the next fault; `only_expected`: it never counts.
+    decision must be earlier than the next fault. `only_expected`: it counts only if the fault may end an attempt.
     """
     ended = []
     for each in injections:
         decision = next((decision for decision in decisions if decision.time >= each.time), None)
         is_late = decision is not None and decision.time >= time_of_next(each, injections)
-        ended.append((each, decision if ends_attempt(each.fault) or not (only_expected or is_late) else None))
+        may_end = _may_end_attempt(each.fault) or not only_expected
+        ended.append((each, decision if ends_attempt(each.fault) or (may_end and not is_late) else None))
     return ended
 
 
@@ -61,11 +70,11 @@ def time_of_next(injection: FaultInjection, injections: Iterable[FaultInjection]
 
 
 def replaceable_nodes(injections: Iterable[FaultInjection], instances: Iterable[InstanceRecord]) -> set[str]:
-    """Return the nodes that may be replaced: lost ones, and those that need a second repair."""
+    """Return the nodes that may be replaced: lost and slow ones, and those that need a second repair."""
     lost, repaired = set[str](), Counter[str]()
     for injection in injections:
         fault = parse_fault(injection.fault)
-        if isinstance(fault, _NODE_LOSSES) or (isinstance(fault, GpuFault) and fault.needs_replacement):
+        if isinstance(fault, _REPLACED_NODES) or (isinstance(fault, GpuFault) and fault.needs_replacement):
             lost.update(injection.nodes)
         elif isinstance(fault, GpuFault):
             repaired.update(injection.nodes)

@@ -10,7 +10,7 @@ from trainyard.models.events import AgentEvent
 from trainyard.models.metrics import MetricLine
 from trainyard.models.report import FaultInjection, Recovery
 
-PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "regained_seconds")
+PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "caught_up_seconds")
 
 
 def find_recoveries(
@@ -41,7 +41,7 @@ def _recovery(
         "detected_seconds": decision.time,
         "restarted_seconds": restart_time(records, decision.attempt),
         "next_step_seconds": later[0].time if later else None,
-        "regained_seconds": next((line.time for line in later if line.step >= before), None),
+        "caught_up_seconds": next((line.time for line in later if line.step >= before), None),
     }
     seconds = {name: round(time - injection.time, 2) for name, time in times.items() if time is not None}
     return recovery.model_copy(update={**seconds, **_lost_steps(injection, before, later)})

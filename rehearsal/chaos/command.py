@@ -46,7 +46,7 @@ def run_chaos(options: Options, chaos: ChaosOptions, display: Display, interrupt
     )
     options = replace(options, changes=(*defaults, *options.changes))
     config, settings, _ = read_stack(options)
-    faults = plan_faults(chaos.seed, chaos.minutes, chaos.period_seconds, settings)
+    faults = plan_faults(chaos.seed, chaos.minutes, chaos.period_seconds, settings, options.backend)
     reference = _reference(options, config, display, interrupts)
     if reference is None:
         return None

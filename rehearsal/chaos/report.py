@@ -7,7 +7,8 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from rehearsal.chaos.books import Books, keep_books, replaced_nodes
+from rehearsal.chaos.instance_usage import InstanceUsage, measure_usage, replaced_nodes
+from rehearsal.chaos.schedule import missing_kinds
 from rehearsal.fault_effects import ends_attempt, replaceable_nodes
 from rehearsal.recovery import PHASES, find_recoveries
 from rehearsal.report import recovery_table
@@ -18,14 +19,6 @@ from trainyard.models.report import FaultInjection, NotRehearsed, Recovery, Repo
 from trainyard.quantity import quantity
 
 MAX_UNEXPLAINED_SHARE = 0.02
-# Kinds of faults in which a real cluster fails and that a chaos run does not have.
-NOT_REHEARSED = (
-    NotRehearsed(
-        subject="network cut between nodes", reason="all nodes of the process backend use the loopback network"
-    ),
-    NotRehearsed(subject="full disk", reason="nodes share the disk of this machine"),
-    NotRehearsed(subject="slow node", reason="the health check that confirms it interrupts the job"),
-)
 
 
 class Check(StrictModel):
@@ -53,7 +46,7 @@ class ChaosReport(StrictModel):
     steps: int = Field(description="Steps of the job.")
     checks: tuple[Check, ...] = Field(description="The conditions.")
     goodput: float = Field(description="Share of useful steps and checkpoints from the first to the last step.")
-    books: Books | None = Field(description="Use of the billed instance-seconds; null if the run did not end.")
+    usage: InstanceUsage | None = Field(description="Use of the billed instance-seconds; null if the run did not end.")
     recoveries: tuple[Recovery, ...] = Field(description="Recovery from each fault, in order.")
     seconds_by_kind: dict[str, dict[str, Durations]] = Field(description="Kind of fault -> phase -> seconds.")
     not_rehearsed: tuple[NotRehearsed, ...] = Field(description="Faults that a chaos run does not have.")
@@ -63,7 +56,7 @@ def build_report(seed: int, report: Report, records: RunRecords, reference: Sequ
     """Return the report of a chaos run. `reference`: metric lines of the same job without faults."""
     instances = workers(records.instances)
     has_ended = bool(instances) and all(each.terminated_time is not None for each in instances)
-    books = keep_books(report.injections, records) if has_ended else None
+    usage = measure_usage(report.injections, records) if has_ended else None
     recoveries = find_recoveries(report.injections, records, only_expected=True)
     checks = [
         _check("rehearsal", list(report.errors), "no errors"),
@@ -72,7 +65,7 @@ def build_report(seed: int, report: Report, records: RunRecords, reference: Sequ
         _check_saved_steps(recoveries),
         _check("leaks", [f"{each.kind} {each.id}" for each in report.leaked], "0 resources"),
         _check("healthy nodes", replaced_healthy_nodes(report.injections, records), "0 replaced", "replaced: "),
-        _check_books(books),
+        _check_usage(usage),
     ]
     return ChaosReport(
         ok=all(check.ok for check in checks),
@@ -81,11 +74,11 @@ def build_report(seed: int, report: Report, records: RunRecords, reference: Sequ
         run=report.run,
         steps=len(reference),
         checks=tuple(checks),
-        goodput=books.goodput if books else 0.0,
-        books=books,
+        goodput=usage.goodput if usage else 0.0,
+        usage=usage,
         recoveries=tuple(recoveries),
         seconds_by_kind=seconds_by_kind(recoveries),
-        not_rehearsed=NOT_REHEARSED,
+        not_rehearsed=missing_kinds(report.backend),
     )
 
 
@@ -164,23 +157,23 @@ def _check_saved_steps(recoveries: Sequence[Recovery]) -> Check:
     return _check("saved steps", lost, f"{repeated} repeated, 0 of them in a checkpoint", "lost from checkpoints: ")
 
 
-def _check_books(books: Books | None) -> Check:
-    if books is None:
-        return Check(name="books", ok=False, text="no worker was launched, or not all are terminated")
-    share = books.unexplained_share
-    text = f"{books.billed_seconds:.0f} instance-seconds billed, {share:.1%} without a known use"
-    return Check(name="books", ok=abs(share) <= MAX_UNEXPLAINED_SHARE, text=text)
+def _check_usage(usage: InstanceUsage | None) -> Check:
+    if usage is None:
+        return Check(name="billed time", ok=False, text="no worker was launched, or not all are terminated")
+    share = usage.unexplained_share
+    text = f"{usage.billed_seconds:.0f} instance-seconds billed, {share:.1%} without a known use"
+    return Check(name="billed time", ok=abs(share) <= MAX_UNEXPLAINED_SHARE, text=text)
 
 
 def print_report(report: ChaosReport, console: Console) -> None:
-    """Print checks, recoveries and books as tables."""
+    """Print checks, recoveries and usage as tables."""
     console.print(recovery_table(report.recoveries))
-    if report.books is not None:
-        books = Table("use", "instance-seconds", "share")
-        for name, used in report.books.causes.items():
-            books.add_row(name, f"{used:.1f}", f"{used / report.books.billed_seconds:.1%}")
-        books.add_row("billed", f"{report.books.billed_seconds:.1f}", style="bold")
-        console.print(books)
+    if report.usage is not None:
+        usage = Table("use", "instance-seconds", "share")
+        for name, used in report.usage.seconds.items():
+            usage.add_row(name, f"{used:.1f}", f"{used / report.usage.billed_seconds:.1%}")
+        usage.add_row("billed", f"{report.usage.billed_seconds:.1f}", style="bold")
+        console.print(usage)
     for check in report.checks:
         state = "[green]ok[/green]    " if check.ok else "[red]failed[/red]"
         console.print(state, end=" ")

@@ -14,7 +14,7 @@ def test_phases_count_from_the_injection() -> None:
     assert (recovery.kind, recovery.attempt) == ("rank-kill,peers=hang", 1)
     phases = (recovery.detected_seconds, recovery.restarted_seconds, recovery.next_step_seconds)
     assert phases == (4.5, 9.5, 15.5)
-    assert recovery.regained_seconds == 16.5
+    assert recovery.caught_up_seconds == 16.5
     assert (recovery.repeated_steps, recovery.unsaved_steps) == (2, 0)
 
 
@@ -34,6 +34,8 @@ def test_attempt_ended_by_a_fault_that_should_not_end_it_counts_unless_only_expe
     kill = [injection("agent-kill,node=0", 35.0, "a")]
     assert find_recoveries(kill, interrupted_run())[0].attempt == 1
     assert find_recoveries(kill, interrupted_run(), only_expected=True)[0].attempt is None
+    partition = [injection("network-partition,between=nodes,seconds=60.0", 35.0, "a")]
+    assert find_recoveries(partition, interrupted_run(), only_expected=True)[0].attempt == 1
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_attempt_ended_by_a_fault_that_should_not_end_it_counts_unless_only_expe
     [
         ("node-hang,node=1,after=3", "node-hang", True),
         ("agent-hang,node=1,step=3", "agent-hang", False),
+        ("node-slow,node=1,factor=3.5,after=3", "node-slow", True),
         ("gpu,node=1,gpu=2,xid=119,after=3", "gpu,xid=119", True),
         ("gpu,node=1,condition=row-remap-pending", "gpu,condition=row-remap-pending", False),
         ("service-outage,service=s3,seconds=20.0,after=3", "service-outage,service=s3", False),

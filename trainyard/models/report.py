@@ -83,7 +83,7 @@ class Recovery(StrictModel):
     detected_seconds: float | None = Field(None, description="Seconds to the decision of the controller.")
     restarted_seconds: float | None = Field(None, description="Seconds to the start of all ranks of the next attempt.")
     next_step_seconds: float | None = Field(None, description="Seconds to the end of the first step afterwards.")
-    regained_seconds: float | None = Field(None, description="Seconds until the last step before it was done again.")
+    caught_up_seconds: float | None = Field(None, description="Seconds until the last step before it was done again.")
     repeated_steps: int = Field(0, ge=0, description="Steps that were done before it and again after it.")
     unsaved_steps: int = Field(0, ge=0, description="Of these, steps that the newest checkpoint at the time contained.")
     longest_step_seconds: float | None = Field(

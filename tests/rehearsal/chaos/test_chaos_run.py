@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_short_chaos_run_passes_its_checks(tree: Path) -> None:
-    options = ["--seed", "7", "--minutes", "0.5", "--period", "15", "--steps", "600"]
+    options = ["--seed", "4", "--minutes", "0.5", "--period", "15", "--steps", "600"]
     process = subprocess.run(
         [sys.executable, "-m", "rehearsal", "chaos", *options],
         cwd=tree,
@@ -25,5 +25,5 @@ def test_short_chaos_run_passes_its_checks(tree: Path) -> None:
     )
     assert process.returncode == 0, process.stdout + process.stderr
     report = json.loads((tree / "build/rehearsal/local/chaos.json").read_text())
-    assert len(report["recoveries"]) == 2  # seed 7: a node hangs, a rank runs out of memory
+    assert len(report["recoveries"]) == 2  # seed 4: a node hangs, a rank runs out of memory
     assert all(each["next_step_seconds"] for each in report["recoveries"])

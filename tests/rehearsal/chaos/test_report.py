@@ -61,7 +61,7 @@ def test_rehearsal_without_a_run_fails() -> None:
     assert failed == {
         "losses": "0 of 20 steps",
         "data order": "0 of 20 steps",
-        "books": "no worker was launched, or not all are terminated",
+        "billed time": "no worker was launched, or not all are terminated",
     }
 
 
@@ -101,7 +101,7 @@ def test_metric_lines_may_be_missing_only_if_they_were_lost_with_a_node() -> Non
             "saved steps",
             "lost from checkpoints: rank-kill,rank=3,after=10: 2 steps",
         ),
-        ({"injections": ()}, "books", "140 instance-seconds billed, 21.4% without a known use"),
+        ({"injections": ()}, "billed time", "140 instance-seconds billed, 21.4% without a known use"),
     ],
 )
 def test_failed_condition_is_reported(changes: dict[str, Any], name: str, text: str) -> None:

@@ -31,6 +31,7 @@ from trainyard.node.identity import Node
 # A failed rank is reported with its traceback (6 KB): some hundred kilobytes for a node of eight.
 MAXIMUM_MESSAGE_BYTES = 8 << 20
 START_TIMEOUT_SECONDS = 30.0
+_CONTROLLER_ONLY = {"control": {"decisions", "checkpoints"}}  # fields that agents do not need
 LOG = logging.getLogger("controller.agents")
 
 
@@ -104,8 +105,11 @@ class AgentServer:
             return frozenset(self._connections)
 
     def publish(self, run: str, control: Control) -> None:
-        """Send the requests to all connected agents, and to each agent that connects later."""
-        message = ControlMessage(run=run, control=control).model_dump_json()
+        """Send the requests to all connected agents, and to each agent that connects later.
+
+        What only the controller needs stays in `control.json`: decisions name all nodes.
+        """
+        message = ControlMessage(run=run, control=control).model_dump_json(exclude=_CONTROLLER_ONLY)
         with self._lock:
             self._message, connections = message, list(self._connections.values())
         for connection in connections:

@@ -3,8 +3,6 @@
 import logging
 import secrets
 
-from botocore.exceptions import ClientError
-
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import HealthCheckRequest, Master, Outcome
@@ -13,6 +11,7 @@ from trainyard.node.controller.failed_attempts import FailedAttempts
 from trainyard.node.controller.health_checks import HealthChecks
 from trainyard.node.controller.idle import IdleDetector
 from trainyard.node.controller.liveness import Liveness
+from trainyard.node.controller.node_selection import NodeSelection
 from trainyard.node.controller.outcomes import create_completed_outcome, create_outcome
 from trainyard.node.controller.rank_order import order_nodes
 from trainyard.node.controller.repairs import Repairs
@@ -24,8 +23,6 @@ from trainyard.node.controller.worker_groups import WorkerGroups
 
 # Agents kill the ranks of an attempt that has failed on another node, and report within some seconds.
 FAILURE_REPORT_TIMEOUT_SECONDS = 20.0
-# A member that is silent for this long while others wait for it is replaced.
-WAITING_SILENCE_SECONDS = 60.0
 # A job that may continue with fewer nodes waits this long for a spare node or a fast replacement.
 SMALLER_SIZE_SECONDS = 60.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
@@ -49,11 +46,10 @@ class Attempts:
         self.liveness, self.idle_detector = Liveness(account, state.clock), IdleDetector()
         self.stragglers = Stragglers()
         self._topology = Topology(account)
-        self._history = ReplacementHistory(state, self._topology)
-        self.repairs = Repairs(state, groups, self._history)
+        history = ReplacementHistory(state, self._topology)
+        self.repairs = Repairs(state, groups, history)
+        self.selection = NodeSelection(state, groups, self.liveness, self.repairs, history)
         self._failed_attempts = FailedAttempts(state, groups, self.repairs)
-        self._surplus_since: dict[str, float] = {}
-        self._removed: set[str] = set()
         self._failed_at: float | None = None  # time.monotonic() of the first failure in the current attempt
 
     def advance(self, now: float) -> Outcome | None:
@@ -61,7 +57,7 @@ class Attempts:
         state = self._state
         attempt, nodes = state.control.attempt, state.control.nodes
         if attempt == 0 or state.control.waiting_since is not None:
-            self._replace_silent_nodes(now)
+            self.selection.replace_silent(now)
             return self._start_next_attempt(now) or self._handle_missing_nodes(now)
         if state.all_have_state("workers_done"):
             return create_completed_outcome(state, self._stack)
@@ -94,7 +90,7 @@ class Attempts:
                 return outcome
         else:
             self._check_spares(nodes, now)
-        self._remove_surplus_nodes(now)
+        self.selection.remove_surplus(now)
         if slow := self._find_unchecked_slow_nodes():
             return self._check_slow_nodes(slow, now)
         minutes = state.run.limits.idle_timeout_minutes
@@ -111,7 +107,7 @@ class Attempts:
 
     def _check_slow_nodes(self, slow: dict[str, str], now: float) -> Outcome | None:
         """Interrupt the attempt after a checkpoint, and repeat the health check of all nodes: it finds a slow GPU."""
-        if self._select_nodes(now, self._state.run.nodes) is None:
+        if self.selection.select(now, self._state.run.nodes) is None:
             return None  # the check, and with it the checkpoint, could not start now
         checked = (*self._state.control.checked_slow_nodes, *slow)
         self._state.update_control(checked_slow_nodes=checked)
@@ -129,55 +125,19 @@ class Attempts:
             else:
                 self._apply_health_check(request, now)
         elif state.run.spares and state.run.limits.has_health_checks:
-            unchecked = self._usable_nodes(now) - set(nodes) - set(state.control.healthy_nodes)
+            unchecked = self.selection.find_usable(now) - set(nodes) - set(state.control.healthy_nodes)
             if ready := state.node_states.ready_nodes(unchecked):
                 self._request_health_check((ready[0],), now)
-
-    def _usable_nodes(self, now: float) -> set[str]:
-        """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
-        usable = self._intact_nodes(now)
-        return usable - self.liveness.silent_nodes(usable & self._state.node_states.latest.keys()).keys()
-
-    def _intact_nodes(self, now: float) -> set[str]:
-        """Return the members that are not marked unhealthy and not in repair; they may be silent."""
-        state = self._state
-        return set(state.members) - set(state.control.unhealthy_nodes) - self.repairs.nodes_in_repair(now)
-
-    def _replace_silent_nodes(self, now: float) -> None:
-        """Replace nodes that are silent while the run waits for nodes: that it waits is the second sign of their loss.
-
-        The silence of all nodes is a fault of the head or its network.
-        """
-        ready = self._intact_nodes(now) & self._state.node_states.latest.keys()
-        silent = self.liveness.silent_nodes(ready)
-        for node, seconds in sorted(silent.items()):
-            if seconds >= WAITING_SILENCE_SECONDS and len(silent) < len(ready):
-                reason = f"no heartbeat for {seconds:.0f} s, and the run waits for it"
-                LOG.warning("%s: %s: replaced", node, reason)
-                self.repairs.replace(node, reason)
 
     def _start_next_attempt(self, now: float, save_checkpoint: bool = False) -> Outcome | None:
         """Start the next attempt, or the next step towards it, if enough nodes are ready; return as `advance`."""
         control = self._state.control
         if control.health_check is not None:
             return self._conclude_health_check(control.health_check, now, save_checkpoint)
-        nodes = self._select_nodes(now, self._state.run.nodes)
+        nodes = self.selection.select(now, self._state.run.nodes)
         if nodes is not None:
             self._use_nodes(nodes, now, save_checkpoint)
         return None
-
-    def _select_nodes(self, now: float, count: int) -> tuple[str, ...] | None:
-        """Return `count` usable nodes, those of the last attempt before healthy spares; None if fewer are ready.
-
-        Nodes below network nodes with several replaced nodes are the last.
-        """
-        control, usable = self._state.control, self._usable_nodes(now)
-        preferred = (
-            frozenset(control.nodes),
-            self._history.find_unsuspected(usable),
-            frozenset(control.healthy_nodes),
-        )
-        return self._state.node_states.select_nodes(usable, count, preferred)
 
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         """Start an attempt on these nodes, or request a health check if some of them have not passed one."""
@@ -265,42 +225,17 @@ class Attempts:
         since, minutes = state.control.waiting_since, state.run.limits.replacement_minutes
         if since is None or state.control.health_check is not None:
             return None
-        if now > since + SMALLER_SIZE_SECONDS and (nodes := self._select_smaller_size(now)):
+        if now > since + SMALLER_SIZE_SECONDS and (nodes := self.selection.select_smaller_size(now)):
             LOG.warning("attempt %d continues on %d of %d nodes", state.control.attempt, len(nodes), state.run.nodes)
             self._use_nodes(nodes, now)
             return None
         if now <= since + minutes * 60:
             return None
-        if nodes := self._select_nodes(now, len(state.control.nodes)):
+        if nodes := self.selection.select(now, len(state.control.nodes)):
             self._use_nodes(nodes, now)  # no nodes could be added: continue with the previous number
             return None
-        ready = len(state.node_states.ready_nodes(self._intact_nodes(now)))
+        ready = len(state.node_states.ready_nodes(self.selection.find_intact(now)))
         time_text = f"{minutes:g} minutes (launch.replacement_minutes) after attempt {state.control.attempt} failed"
         text = f"{ready} of {state.run.nodes} nodes are ready {time_text}{self.failed_health_check_reason()}"
         reason = f"{text}. Set job.resume: {state.run.run} to continue from its newest checkpoint, if it has one"
         return create_outcome(state, "failed", reason, state.control.latest_decision)
-
-    def _select_smaller_size(self, now: float) -> tuple[str, ...] | None:
-        """Return the nodes of the largest size with which the job can continue; None if too few nodes are ready."""
-        ready = len(self._state.node_states.ready_nodes(self._usable_nodes(now)))
-        sizes = [
-            size for size in self._state.run.limits.smaller_sizes if size <= ready and size < self._state.run.nodes
-        ]
-        return self._select_nodes(now, max(sizes)) if sizes else None
-
-    def _remove_surplus_nodes(self, now: float) -> None:
-        """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
-        state = self._state
-        missing = max(0, state.run.nodes - len(state.control.nodes))  # of a job that runs on fewer nodes
-        spares = state.control.find_spares(state.members, state.run.spares + missing)
-        used = {*state.control.nodes, *spares, *state.control.unhealthy_nodes}
-        surplus = set(state.members) - used
-        self._surplus_since = {node: self._surplus_since.get(node, now) for node in surplus}
-        for node, since in self._surplus_since.items():
-            if now > since + state.run.limits.startup_timeout_minutes * 60 and node not in self._removed:
-                LOG.warning("no attempt uses %s: it is terminated", node)
-                try:
-                    self._groups.remove(node)
-                    self._removed.add(node)
-                except ClientError as error:  # the job continues, and the next step repeats it
-                    LOG.error("%s was not terminated: %s", node, error)

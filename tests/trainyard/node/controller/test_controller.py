@@ -29,10 +29,10 @@ from trainyard.node.controller.account import Account
 from trainyard.node.controller.attempts import (
     FAILURE_REPORT_TIMEOUT_SECONDS,
     SMALLER_SIZE_SECONDS,
-    WAITING_SILENCE_SECONDS,
 )
 from trainyard.node.controller.controller import Controller
 from trainyard.node.controller.liveness import SILENCE_SECONDS
+from trainyard.node.controller.node_selection import WAITING_SILENCE_SECONDS
 from trainyard.node.controller.outcomes import create_outcome
 from trainyard.node.controller.run_controller import RunController
 from trainyard.node.controller.stragglers import SLOW_STEPS
@@ -640,14 +640,14 @@ def test_surplus_node_missing_from_one_response_remains_surplus(run: Run, accoun
     run.step("workers_up", 1)
     (new_node,) = run.cluster.launch_instances(1)
     run.step_with_members()
-    since = run.controller.attempts._surplus_since[new_node]
+    since = run.controller.attempts.selection._surplus_since[new_node]
     account.inject(MemberOmission(every=2))
     try:
         for _ in range(8):  # each member is omitted once
             run.step_with_members()
     finally:
         account.clear_faults()
-    assert run.controller.attempts._surplus_since == {new_node: since}
+    assert run.controller.attempts.selection._surplus_since == {new_node: since}
 
 
 def test_missing_nodes_end_the_run(run: Run) -> None:
@@ -1017,7 +1017,7 @@ def test_node_that_waits_for_the_full_size_is_not_surplus(run: Run) -> None:
     run.controller.state.update_control(nodes=(run.nodes[0],))
     seconds = run.record.limits.startup_timeout_minutes * 60 + 1
     for _ in range(2):
-        run.controller.attempts._remove_surplus_nodes(run.clock.time())
+        run.controller.attempts.selection.remove_surplus(run.clock.time())
         run.clock.advance(seconds)
     assert set(run.cluster.members()) == set(run.nodes)
 

@@ -1,4 +1,4 @@
-"""The books of a run: for what the billed seconds of its workers were used. Without side effects."""
+"""What the billed seconds of the workers of a run were used for. Without side effects."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,41 +14,41 @@ from trainyard.models.metrics import MetricLine
 from trainyard.models.report import FaultInjection
 
 STARTUP, CHECK, START = "startup of a node", "health check", "start of the ranks"
-LOAD, USEFUL, CHECKPOINT, REPEATED = "load", "useful steps", "checkpoints", "steps done again"
+LOAD, USEFUL, CHECKPOINT, REPEATED = "load", "useful steps", "checkpoints", "repeated steps"
 DETECTION, REPLACEMENT, REPAIR, STOP = "detection", "replacement of nodes", "repair of nodes", "stop"
 END, SPARE, REMOVAL = "end of the run", "spare", "termination of replaced nodes"
 
 
-class Books(StrictModel):
+class InstanceUsage(StrictModel):
     """Billed instance-seconds of the workers, from launch to termination, and what they were used for."""
 
     billed_seconds: float = Field(description="Billed instance-seconds.")
-    causes: dict[str, float] = Field(description="Use -> instance-seconds.")
+    seconds: dict[str, float] = Field(description="Use -> instance-seconds.")
     goodput: float = Field(description="Share of useful steps and checkpoints from the first to the last step.")
 
     @property
     def unexplained_share(self) -> float:
         """Share of the billed seconds without a known use."""
-        return 1 - sum(self.causes.values()) / self.billed_seconds if self.billed_seconds else 0.0
+        return 1 - sum(self.seconds.values()) / self.billed_seconds if self.billed_seconds else 0.0
 
 
-def keep_books(injections: Sequence[FaultInjection], records: RunRecords) -> Books:
-    """Return the books of a run that has ended, whose workers are terminated."""
+def measure_usage(injections: Sequence[FaultInjection], records: RunRecords) -> InstanceUsage:
+    """Return the use of the workers of a run that has ended, whose workers are terminated."""
     ended = ended_attempts(injections, records.decisions, only_expected=True)
     explained = {decision.attempt for _, decision in ended if decision}
-    spans, causes, billed = list(_run_spans(records, explained)), dict[str, float](), 0.0
+    spans, uses, billed = list(_run_spans(records, explained)), dict[str, float](), 0.0
     for instance in workers(records.instances):
         assert instance.terminated_time is not None, f"{instance.id} is not terminated"
         life = Span(name=instance.id, start=instance.launch_time, end=instance.terminated_time)
         billed += life.end - life.start
         for span in _instance_spans(life, records, spans):
-            causes[span.name] = causes.get(span.name, 0.0) + span.end - span.start
+            uses[span.name] = uses.get(span.name, 0.0) + span.end - span.start
     lines = records.final_lines
     duration = lines[-1].time - lines[0].time + lines[0].step_seconds if lines else 0.0
     useful = sum(span.end - span.start for span in spans if span.name in (USEFUL, CHECKPOINT))
-    rounded = {name: round(causes[name], 2) for name in sorted(causes, key=causes.__getitem__, reverse=True)}
-    return Books(
-        billed_seconds=round(billed, 2), causes=rounded, goodput=round(useful / duration, 4) if duration else 0.0
+    rounded = {name: round(uses[name], 2) for name in sorted(uses, key=uses.__getitem__, reverse=True)}
+    return InstanceUsage(
+        billed_seconds=round(billed, 2), seconds=rounded, goodput=round(useful / duration, 4) if duration else 0.0
     )
 
 

@@ -1,0 +1,88 @@
+"""The nodes that attempts of one run use: those that are usable now, and the removal of those that are not needed."""
+
+import logging
+
+from botocore.exceptions import ClientError
+
+from trainyard.node.controller.liveness import Liveness
+from trainyard.node.controller.repairs import Repairs
+from trainyard.node.controller.replaced_nodes import ReplacementHistory
+from trainyard.node.controller.run_state import RunState
+from trainyard.node.controller.worker_groups import WorkerGroups
+
+# A member that is silent for this long while others wait for it is replaced.
+WAITING_SILENCE_SECONDS = 60.0
+LOG = logging.getLogger("controller")
+
+
+class NodeSelection:
+    """Selects the nodes of the next attempt among the members of the worker groups."""
+
+    def __init__(
+        self, state: RunState, groups: WorkerGroups, liveness: Liveness, repairs: Repairs, history: ReplacementHistory
+    ) -> None:
+        self._state, self._groups, self._liveness = state, groups, liveness
+        self._repairs, self._history = repairs, history
+        self._surplus_since: dict[str, float] = {}
+        self._removed: set[str] = set()
+
+    def find_intact(self, now: float) -> set[str]:
+        """Return the members that are not marked unhealthy and not in repair; they may be silent."""
+        state = self._state
+        return set(state.members) - set(state.control.unhealthy_nodes) - self._repairs.nodes_in_repair(now)
+
+    def find_usable(self, now: float) -> set[str]:
+        """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
+        usable = self.find_intact(now)
+        return usable - self._liveness.silent_nodes(usable & self._state.node_states.latest.keys()).keys()
+
+    def select(self, now: float, count: int) -> tuple[str, ...] | None:
+        """Return `count` usable nodes, those of the last attempt before healthy spares; None if fewer are ready.
+
+        Nodes below network nodes with several replaced nodes are the last.
+        """
+        control, usable = self._state.control, self.find_usable(now)
+        preferred = (
+            frozenset(control.nodes),
+            self._history.find_unsuspected(usable),
+            frozenset(control.healthy_nodes),
+        )
+        return self._state.node_states.select_nodes(usable, count, preferred)
+
+    def select_smaller_size(self, now: float) -> tuple[str, ...] | None:
+        """Return the nodes of the largest size with which the job can continue; None if too few nodes are ready."""
+        ready = len(self._state.node_states.ready_nodes(self.find_usable(now)))
+        sizes = [
+            size for size in self._state.run.limits.smaller_sizes if size <= ready and size < self._state.run.nodes
+        ]
+        return self.select(now, max(sizes)) if sizes else None
+
+    def replace_silent(self, now: float) -> None:
+        """Replace nodes that are silent while the run waits for nodes: that it waits is the second sign of their loss.
+
+        The silence of all nodes is a fault of the head or its network.
+        """
+        ready = self.find_intact(now) & self._state.node_states.latest.keys()
+        silent = self._liveness.silent_nodes(ready)
+        for node, seconds in sorted(silent.items()):
+            if seconds >= WAITING_SILENCE_SECONDS and len(silent) < len(ready):
+                reason = f"no heartbeat for {seconds:.0f} s, and the run waits for it"
+                LOG.warning("%s: %s: replaced", node, reason)
+                self._repairs.replace(node, reason)
+
+    def remove_surplus(self, now: float) -> None:
+        """Terminate nodes that no attempt has used within the startup timeout: their launch may have been killed."""
+        state = self._state
+        missing = max(0, state.run.nodes - len(state.control.nodes))  # of a job that runs on fewer nodes
+        spares = state.control.find_spares(state.members, state.run.spares + missing)
+        used = {*state.control.nodes, *spares, *state.control.unhealthy_nodes}
+        surplus = set(state.members) - used
+        self._surplus_since = {node: self._surplus_since.get(node, now) for node in surplus}
+        for node, since in self._surplus_since.items():
+            if now > since + state.run.limits.startup_timeout_minutes * 60 and node not in self._removed:
+                LOG.warning("no attempt uses %s: it is terminated", node)
+                try:
+                    self._groups.remove(node)
+                    self._removed.add(node)
+                except ClientError as error:  # the job continues, and the next step repeats it
+                    LOG.error("%s was not terminated: %s", node, error)
