@@ -54,7 +54,7 @@ def measure_usage(injections: Sequence[FaultInjection], records: RunRecords) -> 
 
 def replaced_nodes(decision: AttemptDecision) -> set[str]:
     """Return the nodes that a decision replaces, and those that were not in their group any more."""
-    departed = {each.node for each in decision.evidence if each.kind == "left" and each.node is not None}
+    departed = {each.node for each in decision.evidence if each.kind == "departed" and each.node is not None}
     return departed | {node for node, action in decision.actions.items() if action == "replace"}
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoints.failures import CollectiveError, DamagedCheckpointError, on_all_ranks
-from trainer.checkpoints.memory_file import MemoryFile, Part, mark_file, read_mark, read_tensors
+from trainer.checkpoints.memory_file import MemoryFile, Part, metadata_file, read_metadata, read_tensors
 from trainer.checkpoints.memory_writer import GENERATORS, SLOTS, CopyPlan, CopyWriter, exchange_tensors, state_parts
 from trainer.checkpoints.state import State, restore_rng_state
 from trainer.failures.watchdog import process_group_timeout
@@ -42,13 +42,13 @@ Key = tuple[Part, int]
 
 @dataclass(frozen=True)
 class _Entry:
-    """A complete file on a node. `mark_bytes`: length of its mark."""
+    """A complete file on a node. `metadata_bytes`: length of its metadata."""
 
     key: Key
     step: int
     path: str
     size: int
-    mark_bytes: int
+    metadata_bytes: int
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ class MemoryCopies:
 
     def _list_files(self) -> Iterator[_Entry]:
         for path in self._own_paths():
-            mark = read_mark(path)
-            if mark is not None and mark.world_size == self._world:
-                length = mark_file(path).stat().st_size
-                yield _Entry((mark.part, mark.owner), mark.step, str(path), mark.size, length)
+            metadata = read_metadata(path)
+            if metadata is not None and metadata.world_size == self._world:
+                length = metadata_file(path).stat().st_size
+                yield _Entry((metadata.part, metadata.owner), metadata.step, str(path), metadata.size, length)
 
     def _own_paths(self) -> list[Path]:
         """Return the paths of all files that this rank writes."""
@@ -190,7 +190,7 @@ class MemoryCopies:
 
     def _delete_files(self) -> None:
         for path in self._own_paths():
-            mark_file(path).unlink(missing_ok=True)
+            metadata_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
     def _find_sources(
@@ -226,16 +226,17 @@ class MemoryCopies:
                 lambda: {key: MemoryFile(_received_path(self._folder, key), size) for key, size in received.items()},
                 self._group,
             )
-            marks = self._exchange(sources, files)
+            received_metadata = self._exchange(sources, files)
             on_all_ranks(
-                lambda: [mark_file(files[key].path).write_bytes(mark) for key, mark in marks.items()], self._group
+                lambda: [metadata_file(files[key].path).write_bytes(each) for key, each in received_metadata.items()],
+                self._group,
             )
             loaded = on_all_ranks(lambda: self._read(state, sources[self._rank]), self._group)
         finally:
             for key in received:
                 path = _received_path(self._folder, key)
                 path.unlink(missing_ok=True)
-                mark_file(path).unlink(missing_ok=True)
+                metadata_file(path).unlink(missing_ok=True)
         with torch.no_grad():
             for live, stored in loaded.tensors:
                 live.copy_(stored)
@@ -245,24 +246,24 @@ class MemoryCopies:
     def _exchange(
         self, sources: Mapping[int, Mapping[Key, _Source]], files: Mapping[Key, MemoryFile]
     ) -> dict[Key, bytes]:
-        """Send files to the nodes without them, and receive `files`; return the marks of these."""
+        """Send files to the nodes without them, and receive `files`; return the metadata of these."""
         outgoing: list[tuple[int, Tensor]] = []
         incoming: list[tuple[int, Tensor]] = []
-        marks: dict[Key, Tensor] = {}
+        received: dict[Key, Tensor] = {}
         for rank, needed in sources.items():
             for key, source in needed.items():
                 if source.receiver != rank:
                     continue
                 if source.holder == self._rank:
                     path = Path(source.entry.path)
-                    mark = torch.frombuffer(bytearray(mark_file(path).read_bytes()), dtype=torch.uint8)
+                    metadata = torch.frombuffer(bytearray(metadata_file(path).read_bytes()), dtype=torch.uint8)
                     content = torch.from_file(str(path), shared=True, size=source.entry.size, dtype=torch.uint8)
-                    outgoing += [(rank, mark), (rank, content)]
+                    outgoing += [(rank, metadata), (rank, content)]
                 elif rank == self._rank:
-                    marks[key] = torch.empty(source.entry.mark_bytes, dtype=torch.uint8)
-                    incoming += [(source.holder, marks[key]), (source.holder, files[key].memory)]
+                    received[key] = torch.empty(source.entry.metadata_bytes, dtype=torch.uint8)
+                    incoming += [(source.holder, received[key]), (source.holder, files[key].memory)]
         exchange_tensors(outgoing, incoming, self._group)
-        return {key: mark.numpy().tobytes() for key, mark in marks.items()}
+        return {key: metadata.numpy().tobytes() for key, metadata in received.items()}
 
     def _read(self, state: State, sources: Mapping[Key, _Source]) -> "_Loaded":
         """Read and verify the files of this rank, before any tensor of the state changes."""
@@ -271,12 +272,12 @@ class MemoryCopies:
         loaded = _Loaded(pairs, {}, {})
         for key, source in sources.items():
             path = Path(source.entry.path) if source.receiver is None else _received_path(self._folder, key)
-            mark = read_mark(path)
-            if mark is None or (mark.part, mark.owner, mark.step) != (*key, source.entry.step):
+            metadata = read_metadata(path)
+            if metadata is None or (metadata.part, metadata.owner, metadata.step) != (*key, source.entry.step):
                 raise DamagedCheckpointError(f"{path} has changed")
-            part = mark.part
-            stored = read_tensors(path, mark, live[part])
-            if {name: mark.values[name] for name in ("shape", "order")} != {
+            part = metadata.part
+            stored = read_tensors(path, metadata, live[part])
+            if {name: metadata.values[name] for name in ("shape", "order")} != {
                 name: value for name, value in state.values().items() if name in ("shape", "order")
             }:
                 raise DamagedCheckpointError(f"{path} is of another job")
@@ -285,7 +286,7 @@ class MemoryCopies:
                     loaded.generators[name.removeprefix(GENERATORS)] = tensor.clone()
                 else:
                     pairs.append((live[part][name], tensor))
-            loaded.values.update(mark.values)
+            loaded.values.update(metadata.values)
         return loaded
 
     def _available_bytes(self) -> float:

@@ -1,4 +1,4 @@
-"""Files in host memory, each with copies of tensors. A file counts once it has its mark, which is written last."""
+"""Files in host memory, each with copies of tensors. A file counts once it has its metadata, which is written last."""
 
 import json
 import os
@@ -20,8 +20,8 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor is in a file. `offset`: in bytes."""
+class StoredTensor:
+    """A tensor in a file. `offset`: of its first byte."""
 
     offset: int
     dtype: str
@@ -36,8 +36,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """The mark of a complete file.
+class FileMetadata:
+    """The metadata of a complete file.
 
     `owner`: the rank, or the lowest rank with the same tensors. `size`: of the file, in bytes. `checksum`: CRC-32 of
     the file. `values`: what the state has in addition to tensors.
@@ -49,33 +49,33 @@ class Mark:
     world_size: int
     size: int
     checksum: int
-    places: dict[str, Place]
+    tensors: dict[str, StoredTensor]
     values: dict[str, Any]
 
     def to_bytes(self) -> bytes:
-        """Return the mark as JSON. Losses in it may be NaN."""
+        """Return the metadata as JSON. Losses in it may be NaN."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "Mark":
-        """Return the mark in JSON."""
+    def from_bytes(cls, content: bytes) -> "FileMetadata":
+        """Return the metadata in JSON."""
         fields = json.loads(content)
-        fields["places"] = {
-            name: Place(place["offset"], place["dtype"], tuple(place["shape"]))
-            for name, place in fields["places"].items()
+        fields["tensors"] = {
+            name: StoredTensor(stored["offset"], stored["dtype"], tuple(stored["shape"]))
+            for name, stored in fields["tensors"].items()
         }
         return cls(**fields)
 
 
-def mark_file(file: Path) -> Path:
-    """Return the path of the mark of a file."""
+def metadata_file(file: Path) -> Path:
+    """Return the path of the metadata of a file."""
     return file.with_name(f"{file.name}.json")
 
 
-def read_mark(file: Path) -> Mark | None:
-    """Return the mark of a file; None if the file is not complete."""
+def read_metadata(file: Path) -> FileMetadata | None:
+    """Return the metadata of a file; None if the file is not complete."""
     try:
-        return Mark.from_bytes(mark_file(file).read_bytes())
+        return FileMetadata.from_bytes(metadata_file(file).read_bytes())
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -96,7 +96,7 @@ class MemoryFile:
         """Allocate the file, unless it exists with that size. Raises OSError if the memory does not suffice."""
         self.path, self.size = path, size
         if not (path.exists() and path.stat().st_size == size):
-            mark_file(path).unlink(missing_ok=True)
+            metadata_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -107,29 +107,29 @@ class MemoryFile:
         self.memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
         if torch.cuda.is_available():
             pin(self.memory)
-        self._stager = Stager(self._place)
+        self._stager = Stager(self._allocate)
         self._end = 0
 
     @property
-    def mark(self) -> Mark | None:
-        """The mark; None if the file is not complete."""
-        return read_mark(self.path)
+    def metadata(self) -> FileMetadata | None:
+        """The metadata; None if the file is not complete."""
+        return read_metadata(self.path)
 
     def clear(self) -> None:
-        """Delete the mark: the content is not complete any more."""
-        mark_file(self.path).unlink(missing_ok=True)
+        """Delete the metadata: the content is not complete any more."""
+        metadata_file(self.path).unlink(missing_ok=True)
 
-    def stage(self, content: Mapping[str, Tensor]) -> Callable[[], dict[str, Place]]:
+    def stage(self, content: Mapping[str, Tensor]) -> Callable[[], dict[str, StoredTensor]]:
         """Return a function that copies the tensors into the file, for which `Stager.stage` applies.
 
-        It returns their places. The tensors must have the same sizes in each call.
+        It returns where they are in the file. The tensors must have the same sizes in each call.
         """
         self.clear()
         copy_all = self._stager.stage(dict(content))
 
-        def copy() -> dict[str, Place]:
+        def copy() -> dict[str, StoredTensor]:
             return {
-                name: Place(
+                name: StoredTensor(
                     tensor.data_ptr() - self.memory.data_ptr(), str(tensor.dtype).split(".")[1], tuple(tensor.shape)
                 )
                 for name, tensor in copy_all().items()
@@ -141,33 +141,33 @@ class MemoryFile:
         """Return the CRC-32 of the content."""
         return zlib.crc32(self.memory.numpy().data)
 
-    def commit(self, mark: Mark) -> None:
-        """Write the mark."""
+    def commit(self, metadata: FileMetadata) -> None:
+        """Write the metadata."""
         temporary = self.path.with_name(f"{self.path.name}.new")
-        temporary.write_bytes(mark.to_bytes())
-        temporary.rename(mark_file(self.path))
+        temporary.write_bytes(metadata.to_bytes())
+        temporary.rename(metadata_file(self.path))
 
-    def _place(self, live: Tensor) -> Tensor:
+    def _allocate(self, live: Tensor) -> Tensor:
         start, self._end = self._end, self._end + _aligned(live.nbytes)
         assert self._end <= self.size, "the sizes of tensors do not change"
         return self.memory[start : start + live.nbytes].view(live.dtype).view(live.shape)
 
 
-def read_tensors(file: Path, mark: Mark, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_tensors(file: Path, metadata: FileMetadata, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a complete file, which is mapped into memory.
 
-    Raises DamagedCheckpointError if the content is not that of the mark, or differs from `expected` in names, sizes or
-    dtypes.
+    Raises DamagedCheckpointError if the content does not match the metadata, or differs from `expected` in names, sizes
+    or dtypes.
     """
-    if not file.exists() or file.stat().st_size != mark.size:
-        raise DamagedCheckpointError(f"{file} does not have the {mark.size} bytes of its mark")
-    memory = torch.from_file(str(file), shared=True, size=mark.size, dtype=torch.uint8)
-    if zlib.crc32(memory.numpy().data) != mark.checksum:
+    if not file.exists() or file.stat().st_size != metadata.size:
+        raise DamagedCheckpointError(f"{file} does not have the {metadata.size} bytes of its metadata")
+    memory = torch.from_file(str(file), shared=True, size=metadata.size, dtype=torch.uint8)
+    if zlib.crc32(memory.numpy().data) != metadata.checksum:
         raise DamagedCheckpointError(f"the CRC-32 of {file} does not match its content")
-    stored = {name: (place.dtype_of_torch, place.shape) for name, place in mark.places.items()}
+    stored = {name: (each.dtype_of_torch, each.shape) for name, each in metadata.tensors.items()}
     if stored != {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()}:
         raise DamagedCheckpointError(f"{file} is of another model")
     return {
-        name: memory[place.offset : place.offset + expected[name].nbytes].view(place.dtype_of_torch).view(place.shape)
-        for name, place in mark.places.items()
+        name: memory[each.offset : each.offset + expected[name].nbytes].view(each.dtype_of_torch).view(each.shape)
+        for name, each in metadata.tensors.items()
     }

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.checkpoints.memory_file import Mark, MemoryFile, Part, content_size
+from trainer.checkpoints.memory_file import FileMetadata, MemoryFile, Part, content_size
 from trainer.checkpoints.state import State, local_tensor, named_tensors, rng_state
 
 GENERATORS = "generators/"  # prefix of the names of their states
@@ -80,21 +80,21 @@ class CopyWriter:
         content: dict[Part, dict[str, Tensor]] = {"rank": buffers | _generators(), "shard": parts["shard"]}
         files = {part: self._take(slots) for part, slots in self._own.items()}
         staging = {part: file.stage(content[part]) for part, file in files.items()}
-        places: dict[Part, Any] = {}
+        stored: dict[Part, Any] = {}
 
         def copy() -> None:
-            places.update({part: stage() for part, stage in staging.items()})
+            stored.update({part: stage() for part, stage in staging.items()})
 
         def commit() -> None:
-            marks: dict[Part, Mark] = {}
+            committed: dict[Part, FileMetadata] = {}
             try:
-                for part in places:
+                for part in stored:
                     file, owner = files[part], rank if part == "rank" else self._plan.shard
-                    mark = Mark(part, owner, step, world, file.size, file.checksum(), places[part], values)
-                    file.commit(mark)
-                    marks[part] = mark
+                    metadata = FileMetadata(part, owner, step, world, file.size, file.checksum(), stored[part], values)
+                    file.commit(metadata)
+                    committed[part] = metadata
             finally:  # the next node waits
-                self._send(files, marks, rank, group)
+                self._send(files, committed, rank, group)
 
         return copy, commit
 
@@ -104,37 +104,44 @@ class CopyWriter:
         return slots[slot]
 
     def _send(
-        self, files: Mapping[Part, MemoryFile], marks: Mapping[Part, Mark], rank: int, group: dist.ProcessGroup
+        self,
+        files: Mapping[Part, MemoryFile],
+        committed: Mapping[Part, FileMetadata],
+        rank: int,
+        group: dist.ProcessGroup,
     ) -> None:
-        """Send what no other node has to the next node, and receive from the previous one. No mark: nothing is sent."""
+        """Send what no other node has to the next node, and receive from the previous one.
+
+        `committed`: the metadata of the complete files. Others are not sent.
+        """
         sent = list(self._plan.sent_sizes(rank))
         to, from_ = self._plan.receiver(rank), self._plan.sender(rank)
-        content = [marks[part].to_bytes() if part in marks else b"" for part in sent]
+        content = [committed[part].to_bytes() if part in committed else b"" for part in sent]
         lengths = torch.tensor([len(each) for each in content], dtype=torch.int64)
         received_lengths = torch.zeros(len(self._peer), dtype=torch.int64)
         exchange_tensors([(to, lengths)] if sent else [], [(from_, received_lengths)] if self._peer else [], group)
         outgoing, incoming, received = [], [], []
-        for part, mark in zip(sent, content, strict=True):
-            if mark:
-                outgoing += [(to, torch.frombuffer(bytearray(mark), dtype=torch.uint8)), (to, files[part].memory)]
+        for part, metadata in zip(sent, content, strict=True):
+            if metadata:
+                outgoing += [(to, torch.frombuffer(bytearray(metadata), dtype=torch.uint8)), (to, files[part].memory)]
         for length, slots in zip(received_lengths.tolist(), self._peer.values(), strict=True):
             file = self._take(slots)
             file.clear()
             if length:
-                mark_bytes = torch.empty(length, dtype=torch.uint8)
-                incoming += [(from_, mark_bytes), (from_, file.memory)]
-                received.append((file, mark_bytes))
+                metadata_bytes = torch.empty(length, dtype=torch.uint8)
+                incoming += [(from_, metadata_bytes), (from_, file.memory)]
+                received.append((file, metadata_bytes))
         exchange_tensors(outgoing, incoming, group)
-        for file, mark_bytes in received:
-            received_mark = Mark.from_bytes(mark_bytes.numpy().tobytes())
-            if file.checksum() == received_mark.checksum:
-                file.commit(received_mark)
+        for file, metadata_bytes in received:
+            received_metadata = FileMetadata.from_bytes(metadata_bytes.numpy().tobytes())
+            if file.checksum() == received_metadata.checksum:
+                file.commit(received_metadata)
 
 
 def _first_slot(slots: Sequence[MemoryFile], loaded: int | None) -> int:
     """Return the slot that is written first: not that with the step from which the run has resumed."""
-    mark = slots[0].mark
-    return 1 if mark is not None and mark.step == loaded else 0
+    metadata = slots[0].metadata
+    return 1 if metadata is not None and metadata.step == loaded else 0
 
 
 def state_parts(state: State) -> dict[Part, dict[str, Tensor]]:

@@ -14,11 +14,11 @@ NodeAction = Literal["none", "reset", "reboot", "replace"]
 class Evidence(StrictModel):
     """One observation that the controller had when it decided."""
 
-    kind: Literal["left", "rebooted", "silent", "hardware", "slow", "rank", "peer", "repeated"] = Field(
-        description="left: the node left its group. rebooted: the node rebooted in the attempt. silent: no heartbeats "
-        "and a second sign. hardware: a finding of the node's health monitor. slow: a rank is slower than the "
-        "others. rank: a rank failed by its own cause. "
-        "peer: a rank failed because others did. repeated: earlier attempts failed in the same way."
+    kind: Literal["departed", "rebooted", "unresponsive", "hardware", "slow", "rank", "peer", "repeated"] = Field(
+        description="departed: the node left its group. rebooted: the node rebooted in the attempt. unresponsive: no "
+        "heartbeats and a second sign. hardware: a finding of the node's health monitor. slow: a rank is slower than "
+        "the others. rank: a rank failed by its own cause. peer: a rank failed because others did. repeated: earlier "
+        "attempts failed in the same way."
     )
     node: str | None = Field(description="EC2 instance id; none: all nodes.")
     text: str = Field(description="The observation, in one sentence.")

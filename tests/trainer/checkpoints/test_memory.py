@@ -14,7 +14,7 @@ from tests.trainer.checkpoints.states import trained_state
 from tests.trainer.conftest import ROOT
 from trainer.checkpoints import Checkpoints, State, memory
 from trainer.checkpoints.memory import MemoryCopies
-from trainer.checkpoints.memory_file import MemoryFile, mark_file
+from trainer.checkpoints.memory_file import MemoryFile, metadata_file
 from trainyard.config.training.config import CheckpointConfig
 
 
@@ -42,7 +42,7 @@ def load(folder: Path, group: dist.ProcessGroup, state: State, newest: int | Non
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if mark_file(file).exists())
+    return sorted(file for file in folder.iterdir() if metadata_file(file).exists())
 
 
 def test_copy_has_weights_optimizer_progress_and_generators(tmp_path: Path, group: dist.ProcessGroup) -> None:
@@ -79,18 +79,18 @@ def test_shortened_file_is_not_loaded(tmp_path: Path, group: dist.ProcessGroup) 
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]"])
-def test_incomplete_mark_does_not_count(tmp_path: Path, group: dist.ProcessGroup, content: bytes) -> None:
+def test_incomplete_metadata_does_not_count(tmp_path: Path, group: dist.ProcessGroup, content: bytes) -> None:
     copy(open_memory(tmp_path, group), trained_state(3))
     for file in files(tmp_path):
-        mark_file(file).write_bytes(content)
+        metadata_file(file).write_bytes(content)
     assert load(tmp_path, group, trained_state(8)) is None
 
 
 def test_file_does_not_count_while_it_is_overwritten(tmp_path: Path) -> None:
     file = MemoryFile(tmp_path / "file", 64)
-    mark_file(file.path).write_text("{}")
+    metadata_file(file.path).write_text("{}")
     file.stage({"x": torch.zeros(2)})
-    assert not mark_file(file.path).exists()
+    assert not metadata_file(file.path).exists()
 
 
 def test_copy_of_another_model_is_not_loaded(tmp_path: Path, group: dist.ProcessGroup) -> None:
@@ -108,7 +108,7 @@ def test_previous_copy_remains_until_the_next_is_complete(tmp_path: Path, group:
     copies.save(state)
     copies.wait_for_staging()
     copies.close()
-    steps = {json.loads(mark_file(file).read_text())["step"] for file in files(tmp_path)}
+    steps = {json.loads(metadata_file(file).read_text())["step"] for file in files(tmp_path)}
     assert steps == {3, 4}
 
 

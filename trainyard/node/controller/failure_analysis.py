@@ -143,14 +143,14 @@ def _find_node_faults(
     evidence = []
     for node in failure.departed:  # its group replaces it
         actions[node] = "none"
-        evidence.append(Evidence(kind="left", node=node, text=f"{node} left its group"))
+        evidence.append(Evidence(kind="departed", node=node, text=f"{node} left its group"))
     for node, each in failure.failures:
         if each.message == NODE_REBOOTED:  # after a kernel panic, for example
             actions[node] = "replace" if node in rebooted else "none"
             evidence.append(Evidence(kind="rebooted", node=node, text=f"{node} rebooted during the attempt"))
     for node, text in failure.silent.items():
         actions[node] = "replace"
-        evidence.append(Evidence(kind="silent", node=node, text=text))
+        evidence.append(Evidence(kind="unresponsive", node=node, text=text))
     for node, findings in failure.hardware.items():
         worst = max((action for action, _ in findings), key=ACTIONS.index)
         actions[node] = max(worst, actions.get(node, "none"), key=ACTIONS.index)

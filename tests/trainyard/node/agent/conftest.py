@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.backend import NodeSpec
 from rehearsal.hypervisor.process.backend import ProcessBackend
 from tests.polling import eventually
+from tests.trainyard.node.agent.nodes import HealthCheckNode, NodeWithAgent
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +31,20 @@ def systemd(booted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of systemd for the process of the test."""
     monkeypatch.setenv("TRAINYARD_ROOT", str(booted))
     monkeypatch.setenv("PATH", f"{booted}/usr/bin:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def node(
+    account: EmulatedAws, systemd: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[NodeWithAgent]:
+    node_under_test = NodeWithAgent(tmp_path, monkeypatch)
+    yield node_under_test
+    attempt = node_under_test.agent._attempt
+    node_under_test.close()
+    if attempt is not None:
+        attempt.kill()
+
+
+@pytest.fixture
+def health_check_node(node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch) -> HealthCheckNode:
+    return HealthCheckNode(node, monkeypatch)

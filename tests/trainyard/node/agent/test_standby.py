@@ -11,7 +11,7 @@ import pytest
 
 from rehearsal.aws.process import EmulatedAws
 from tests.polling import eventually
-from tests.trainyard.node.agent.test_agent import OnNode
+from tests.trainyard.node.agent.nodes import NodeWithAgent
 from trainyard.models.rank_progress import RankProgress, progress_file
 from trainyard.node.agent import attempt as attempt_module
 from trainyard.node.agent.attempt import AttemptTorchrun
@@ -40,7 +40,7 @@ raise SystemExit(1)
 """
 
 
-class StandbyNode(OnNode):
+class StandbyNode(NodeWithAgent):
     """A node whose run has the built-in trainer, with a secret."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

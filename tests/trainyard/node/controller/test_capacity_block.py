@@ -13,7 +13,7 @@ from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from rehearsal.aws.timing import Timing
 from tests.clusters import create_cluster
 from tests.conftest import REGION
-from tests.trainyard.node.controller.test_controller import Run
+from tests.trainyard.node.controller.runs import Run
 from trainyard.aws.block_end import read_block
 from trainyard.aws.capacity_blocks import find_extensions, purchase_extension
 from trainyard.aws.scheduled_start import put_scheduled_start, read_scheduled_start

@@ -9,7 +9,7 @@ from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from tests.clusters import create_cluster
 from tests.conftest import REGION
-from tests.trainyard.node.controller.test_controller import FAILURE, Run
+from tests.trainyard.node.controller.runs import FAILURE, Run
 from trainyard.models.health_check import HealthCheckResult, NodeFault
 from trainyard.node.controller import health_checks
 from trainyard.node.controller.health_checks import REPORT_GRACE_SECONDS

@@ -8,7 +8,7 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from tests.clusters import create_cluster
 from tests.conftest import REGION
-from tests.trainyard.node.controller.test_controller import FAILURE, Run
+from tests.trainyard.node.controller.runs import FAILURE, Run
 from trainyard.models.layout import CURRENT_RUN
 from trainyard.models.run import Outcome
 from trainyard.node.controller.controller import Controller

@@ -9,7 +9,7 @@ from rehearsal.aws.faults import Deny, Outage
 from rehearsal.aws.process import EmulatedAws
 from tests.clusters import Cluster, create_cluster, ubuntu_image_id
 from tests.conftest import REGION
-from tests.trainyard.node.controller.test_controller import Run
+from tests.trainyard.node.controller.runs import Run
 from trainyard.aws.clients import client
 from trainyard.aws.topology import describe_network_nodes
 from trainyard.node.controller.account import Account

@@ -10,7 +10,7 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.seed_models import AccountSeed, SeedReservation
 from tests.clusters import Cluster, create_cluster, ubuntu_image_id
 from tests.conftest import REGION
-from tests.trainyard.node.controller.test_controller import Run
+from tests.trainyard.node.controller.runs import Run
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation, find_source
 

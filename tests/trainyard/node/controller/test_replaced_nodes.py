@@ -5,7 +5,7 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from tests.clusters import create_cluster
 from tests.conftest import REGION
-from tests.trainyard.node.controller.test_controller import Run
+from tests.trainyard.node.controller.runs import Run
 from trainyard.models.layout import REPLACED_NODES
 from trainyard.models.replaced_nodes import MAXIMUM_NODES, SUSPECT_SECONDS, ReplacedNode, ReplacedNodes
 from trainyard.node.controller.account import Account
