@@ -193,7 +193,7 @@ def test_run_without_a_standby_has_none(node: StandbyNode) -> None:
     node.record = node.record.model_copy(update={"job": job})
     node.start_agent()
     node.request(attempt=1)
-    node.started(1)
+    eventually(lambda: node.agent._attempt is not None, "the attempt")  # the job may start before the agent knows it
     attempt = node.agent._attempt
     assert attempt is not None
     assert not attempt.has_standby
