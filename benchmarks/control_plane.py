@@ -2,9 +2,9 @@
 
 A process runs the controller's WebSocket server. Another connects as the agents of all nodes do, and sends a heartbeat
 of eight ranks every five seconds. The requests name all nodes, as `control.json` does. `cpu_ms` is the CPU time of the
-server per node and second; `connect_ms` that of a connection with its TLS handshake and the first requests;
-`publish_ms` the time until all agents have received changed requests. `ratio` is the CPU time per node and second of
-the largest size divided by that of the smallest.
+server per node and second. `connect_ms` is the CPU time of the server per connection, for the TLS handshake and the
+first requests. `publish_ms` is the time until all agents have received changed requests. `ratio` is `cpu_ms` of the
+largest number of nodes divided by `cpu_ms` of the smallest number.
 """
 
 import asyncio

@@ -68,15 +68,15 @@ def summarize(scenario: Scenario, result: Result, real_seconds: float) -> dict[s
         "spares_usd_per_hour": round(scenario.spares * price, 2),
         "goodput": round(result.goodput, 5),
         "shares": shares,
-        "faults_in_the_scenario": len(scenario.faults),
-        "faults_of_nodes_of_the_job": sum(result.causes.values()),
+        "scenario_faults": len(scenario.faults),
+        "job_node_faults": sum(result.causes.values()),
         "attempts": result.attempts,
         "replaced": result.replaced,
         "false_replacements": len(result.false_replacements),
         "leaked": len(result.leaked),
         "ended": None if result.outcome is None else result.outcome.reason,
         "instance_hours": round(result.billed_hours),
-        "steps_of_the_controller": result.steps,
+        "controller_steps": result.steps,
         "real_seconds": round(real_seconds, 1),
     }
 
@@ -102,7 +102,7 @@ def print_row(row: dict[str, Any], is_good: bool) -> None:
         f"({row['spares_usd_per_hour']:g} USD/h): goodput {row['goodput']:.2%}, "
         f"{'goals met' if is_good else 'GOALS NOT MET'}"
     )
-    names = ("faults_of_nodes_of_the_job", "attempts", "replaced", "false_replacements", "leaked", "ended")
+    names = ("job_node_faults", "attempts", "replaced", "false_replacements", "leaked", "ended")
     print("  " + ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in names))
     lost = {use: share for use, share in row["shares"].items() if use != "training"}
     print(

@@ -5,6 +5,7 @@ from rehearsal.interrupts import INTERRUPTED_STATUS, Interrupts
 
 interrupts = Interrupts()
 
+import json
 import os
 import shutil
 import signal
@@ -59,6 +60,7 @@ ProjectOption = Annotated[
     Path | None,
     typer.Option("--project", metavar="DIR", help="Folder with the stack files. Default: as for `trainyard -C`."),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result to stdout as JSON.")]
 app = typer.Typer(no_args_is_help=True, help=__doc__, **_APP_OPTIONS)
 
 
@@ -138,7 +140,7 @@ def run(
         Path | None, typer.Option("--write-settings", hidden=True, help="Used by `trainyard run` in a kept rehearsal.")
     ] = None,
     project: ProjectOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report to stdout as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Rehearse one stack: deploy it, train, download the results, destroy it and audit the account."""
     if down:
@@ -195,11 +197,16 @@ def _write(report: Report, timeline: Timeline, folder: Path) -> None:
         raise typer.Exit(1) from None
 
 
+def _stdout() -> Console:
+    """Return the console of stdout. Without a terminal, tables are as wide as a log line."""
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
 def _print(report: Report, folder: Path, as_json: bool) -> None:
     if as_json:
         print(report.model_dump_json())
     else:
-        print_report(report, Console())
+        print_report(report, _stdout())
         print(f"report: {folder / REPORT_FILE}\npage:   {folder / PAGE_FILE}")
 
 
@@ -234,6 +241,7 @@ def chaos(
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help=f"Runs the nodes: {', '.join(BACKENDS)}.")] = "process",
     project: ProjectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Rehearse a stack with random faults, and compare the job with an undisturbed one. Exit status as of `run`."""
     try:
@@ -250,8 +258,10 @@ def chaos(
     except InputError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    if report is not None:
-        print_chaos_report(report, Console())
+    if report is not None and as_json:
+        print(report.model_dump_json())
+    elif report is not None:
+        print_chaos_report(report, _stdout())
         print(f"report: {options.folder / CHAOS_FILE}")
     is_ok = report is not None and report.ok
     raise typer.Exit(INTERRUPTED_STATUS if interrupts.received else 0 if is_ok else 1)
@@ -262,6 +272,7 @@ def aws(
     region: Annotated[str, typer.Option("--region", help="AWS region.")] = "us-east-1",
     backend: Annotated[str, typer.Option("--backend", help="Backend of the rehearsals that will use it.")] = "process",
     project: ProjectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run an emulated AWS until Ctrl-C. It prints environment variables for rehearsals and `pulumi up` to share it."""
     try:
@@ -279,8 +290,9 @@ def aws(
     with ExitStack() as stack:
         addresses = stack.enter_context(address_block()) if uses_loopback else None
         account = stack.enter_context(EmulatedAws.start(folder, addresses, region))
-        for name, value in account.environment().items():
-            print(f"export {name}={value}", flush=True)
+        variables = account.environment()
+        exports = [f"export {name}={value}" for name, value in variables.items()]
+        print(json.dumps(variables) if as_json else "\n".join(exports), flush=True)
         stopped.wait()
     shutil.rmtree(folder)
 

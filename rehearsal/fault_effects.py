@@ -16,7 +16,7 @@ from rehearsal.run_faults.slow_nodes import NodeSlow
 from trainyard.models.decision import AttemptDecision
 from trainyard.models.report import FaultInjection
 
-_NOT_OF_KIND = ("rank", "node", "gpu", "step", "seconds", "factor", "after")
+_OMITTED_FIELDS = ("rank", "node", "gpu", "step", "seconds", "factor", "after")
 _REPLACED_NODES = (NodeHang, NodeTerminate, KernelPanic, NodeSlow)
 _FATAL_FAULTS = (RankKill, OutOfMemoryKill, *_REPLACED_NODES, SpotInterruption, Reclaim)
 
@@ -30,7 +30,7 @@ def parse_fault(text: str) -> Fault | RunFault:
 def fault_kind(text: str) -> str:
     """Return the kind of a fault: its text without place, time and size, such as `gpu,xid=79`."""
     kind, *parts = text.split(",")
-    return ",".join([kind, *(part for part in parts if part.partition("=")[0] not in _NOT_OF_KIND)])
+    return ",".join([kind, *(part for part in parts if part.partition("=")[0] not in _OMITTED_FIELDS)])
 
 
 def ends_attempt(text: str) -> bool:
@@ -42,7 +42,7 @@ def ends_attempt(text: str) -> bool:
 
 
 def _may_end_attempt(text: str) -> bool:
-    """Return whether an attempt may end, or continue when the fault ends: connections outlast a short partition."""
+    """Return whether the fault ends some attempts and not others: connections survive a short partition."""
     fault = parse_fault(text)
     return isinstance(fault, NetworkPartition) and fault.between == "nodes"
 
@@ -50,10 +50,11 @@ def _may_end_attempt(text: str) -> bool:
 def ended_attempts(
     injections: Sequence[FaultInjection], decisions: Sequence[AttemptDecision], *, only_expected: bool
 ) -> list[tuple[FaultInjection, AttemptDecision | None]]:
-    """Return each injection with the decision on the attempt that it ended; None: it ended none.
+    """Return each injection with the decision on the attempt that it ended; None if it ended no attempt.
 
-    A fault has ended the attempt on which the controller decided next. For a fault that does not always end one, that
-    decision must be earlier than the next fault. `only_expected`: it counts only if the fault may end an attempt.
+    The first decision of the controller after a fault is attributed to the fault. If the fault does not always end an
+    attempt, that decision must be earlier than the next fault. `only_expected`: no decision is attributed to a fault
+    that cannot end an attempt.
     """
     ended = []
     for each in injections:

@@ -58,11 +58,11 @@ def _lost_steps(injection: FaultInjection, before: int, later: Sequence[MetricLi
         return {}
     resumed = later[0].step - 1
     saved = int(injection.checkpoint.rpartition("-")[2]) if injection.checkpoint else 0
-    return {"repeated_steps": max(0, before - resumed), "unsaved_steps": max(0, saved - resumed)}
+    return {"repeated_steps": max(0, before - resumed), "lost_saved_steps": max(0, saved - resumed)}
 
 
 def restart_time(records: RunRecords, attempt: int) -> float | None:
-    """Return when all ranks of the next attempt with a step had started; None without one."""
+    """Return when all ranks of the next attempt that completed a step had started; None without such an attempt."""
     next_attempt = next((line.attempt for line in records.lines if line.attempt > attempt), None)
     return max(
         (

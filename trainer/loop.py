@@ -56,7 +56,7 @@ def train(config: TrainerConfig, environment: Environment) -> None:
                 _train(config, environment, device, session, members, started_at)
                 return
             except Exception as error:
-                if members is None or not members.lost_peer(error):
+                if members is None or not members.is_peer_loss(error):
                     raise
                 _log.warning("after step %d: a lost rank is replaced", session.progress.step)
             gc.collect()  # what refers to the old process groups

@@ -1,4 +1,7 @@
-"""Runs a chaos run: the job without faults, once per settings, and the job with faults."""
+"""Rehearses a job with random faults, and compares it with the same job without faults.
+
+The result without faults is stored, and used again until settings or trainer change.
+"""
 
 import hashlib
 import json
@@ -54,7 +57,7 @@ def run_chaos(options: Options, chaos: ChaosOptions, display: Display, interrupt
     seconds = lines[-1].time - lines[0].time
     if faults and seconds < faults[-1].after:
         fitting = round(steps * chaos.minutes * 60 / seconds)
-        reason = f"the job takes {seconds:.0f} s without faults, and the last fault is {faults[-1].after:g} s later"
+        reason = f"the job takes {seconds:.0f} s without faults, and the last fault is at {faults[-1].after:g} s"
         raise InputError([Problem("--steps", str(steps), reason, f"Use --steps {fitting}", "too_few_steps")])
     report, timeline = rehearse(replace(options, run_faults=tuple(faults)), display, interrupts)
     result = build_report(chaos.seed, report, timeline.records or RunRecords(), lines)

@@ -15,7 +15,7 @@ from trainyard.models.report import FaultInjection
 
 STARTUP, CHECK, START = "startup of a node", "health check", "start of the ranks"
 LOAD, USEFUL, CHECKPOINT, REPEATED = "load", "useful steps", "checkpoints", "repeated steps"
-DETECTION, REPLACEMENT, REPAIR, STOP = "detection", "replacement of nodes", "repair of nodes", "stop"
+DETECTION, REPLACEMENT, REPAIR, RESTART = "detection", "replacement of nodes", "repair of nodes", "restart of the ranks"
 END, SPARE, REMOVAL = "end of the run", "spare", "termination of replaced nodes"
 
 
@@ -24,7 +24,9 @@ class InstanceUsage(StrictModel):
 
     billed_seconds: float = Field(description="Billed instance-seconds.")
     seconds: dict[str, float] = Field(description="Use -> instance-seconds.")
-    goodput: float = Field(description="Share of useful steps and checkpoints from the first to the last step.")
+    goodput: float = Field(
+        description="Share of the time from the first to the last step that useful steps and checkpoints take."
+    )
 
     @property
     def unexplained_share(self) -> float:
@@ -104,7 +106,10 @@ def _run_spans(records: RunRecords, explained: set[int]) -> Iterator[Span]:
 
 
 def _split(start: float, end: float, label: str, records: RunRecords) -> Iterator[Span]:
-    """Return the time before a start of the ranks, from the last result of a health check on as the start."""
+    """Return the spans before all ranks run: `label` until the last result of a health check, then START.
+
+    Without such a result the whole span is `label`.
+    """
     results = [event.time for event in records.events if isinstance(event, HealthCheckResultEvent)]
     checked = max((time for time in results if start < time < end), default=None)
     if checked is not None:
@@ -127,7 +132,7 @@ def _label_after(decision: AttemptDecision) -> str:
         return REPLACEMENT
     if any(action != "none" for action in decision.actions.values()):
         return REPAIR
-    return CHECK if decision.checks_nodes else STOP
+    return CHECK if decision.checks_nodes else RESTART
 
 
 def _up_times(records: RunRecords) -> dict[int, float]:

@@ -45,11 +45,13 @@ class ChaosReport(StrictModel):
     run: str | None = Field(description="Run id; null if no run started.")
     steps: int = Field(description="Steps of the job.")
     checks: tuple[Check, ...] = Field(description="The conditions.")
-    goodput: float = Field(description="Share of useful steps and checkpoints from the first to the last step.")
+    goodput: float = Field(
+        description="Share of the time from the first to the last step that useful steps and checkpoints take."
+    )
     usage: InstanceUsage | None = Field(description="Use of the billed instance-seconds; null if the run did not end.")
     recoveries: tuple[Recovery, ...] = Field(description="Recovery from each fault, in order.")
     seconds_by_kind: dict[str, dict[str, Durations]] = Field(description="Kind of fault -> phase -> seconds.")
-    not_rehearsed: tuple[NotRehearsed, ...] = Field(description="Faults that a chaos run does not have.")
+    not_rehearsed: tuple[NotRehearsed, ...] = Field(description="Kinds of faults that need another backend.")
 
 
 def build_report(seed: int, report: Report, records: RunRecords, reference: Sequence[MetricLine]) -> ChaosReport:
@@ -152,7 +154,7 @@ def _lost_lines(records: RunRecords) -> set[int]:
 
 
 def _check_saved_steps(recoveries: Sequence[Recovery]) -> Check:
-    lost = [f"{each.fault}: {quantity(each.unsaved_steps, 'step')}" for each in recoveries if each.unsaved_steps]
+    lost = [f"{each.fault}: {quantity(each.lost_saved_steps, 'step')}" for each in recoveries if each.lost_saved_steps]
     repeated = sum(each.repeated_steps for each in recoveries)
     return _check("saved steps", lost, f"{repeated} repeated, 0 of them in a checkpoint", "lost from checkpoints: ")
 

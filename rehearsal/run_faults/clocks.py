@@ -20,7 +20,7 @@ class ClockStep(NodeFault):
     seconds: float = Field(allow_inf_nan=False, description="Seconds that are added; negative: the clock is set back.")
 
     def prepare(self, backend: Backend) -> None:
-        """Let the machines have their own clocks."""
+        """Give each machine a separate clock."""
         backend.allow_clock_steps()
 
     def affect(self, job: Job, instance: str) -> bool:

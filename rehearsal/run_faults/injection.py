@@ -1,4 +1,4 @@
-"""Injects faults while a job runs: those of ranks, nodes and the head after a step, any fault after seconds."""
+"""Injects faults while a job runs: after a step of the job, or some seconds after its first step."""
 
 import threading
 import time
@@ -116,7 +116,7 @@ class FaultInjector:
         return self.injections[before:]
 
     def _inject_scheduled(self, scheduled: ScheduledFault) -> None:
-        """Inject a fault and record it; it remains when its rank or its node do not run, as between two attempts."""
+        """Inject a fault and record it. If its rank or node does not run now, the fault remains for the next call."""
         injected_at, checkpoint = time.time(), self._newest_checkpoint()
         nodes: tuple[str, ...] | None = ()
         if isinstance(scheduled.fault, RunFault):

@@ -119,8 +119,8 @@ class NodeFault(RunFault):
 def find_ranks(run: str, nodes: Collection[str] | None = None) -> dict[int, Rank]:
     """Return number -> rank of the ranks of a run on this machine, without processes that they have started.
 
-    `nodes`: instances of the attempt; none: also lost nodes, whose ranks have the same numbers as later ones. Variables
-    such as RANK are not visible in /proc for a rank that was forked.
+    `nodes`: instances of the attempt; None: all instances. A lost node may still run ranks, with numbers that ranks of
+    other nodes also have. Variables such as RANK are not visible in /proc for a rank that was forked.
     """
     logs = {
         process: (environment, log)

@@ -11,13 +11,13 @@ from trainyard.models.report import BackendName
 class NetworkPartition(RunFault):
     """A network that drops all packets between some nodes; connections stay open, and S3 can be reached.
 
-    `between=node-head`: of the node and the head. `between=nodes`: of all workers.
+    `between=node-head`: between the node and the head. `between=nodes`: between all workers.
     """
 
     backends: ClassVar[tuple[BackendName, ...]] = ("nspawn",)
     kind: Literal["network-partition"] = "network-partition"
     between: Literal["node-head", "nodes"] = Field(description="Between which nodes packets are dropped.")
-    node: int = Field(default=0, ge=0, description="Worker node, in the order of node ranks, of node-head.")
+    node: int = Field(default=0, ge=0, description="Node rank of the worker, for between=node-head.")
     seconds: float = Field(gt=0, allow_inf_nan=False, description="Seconds until packets arrive again.")
 
     def inject(self, job: Job) -> tuple[str, ...] | None:

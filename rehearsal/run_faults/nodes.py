@@ -37,9 +37,9 @@ class AgentHang(NodeFault):
 
 
 class NodeHang(NodeFault):
-    """A node that stops: all of its processes get SIGSTOP, and its connections stay open.
+    """A node that hangs: all of its processes get SIGSTOP, and its connections stay open.
 
-    So do those of a node whose kernel hangs or that loses its power: nothing closes them (RFC 9293, 3.8.5).
+    A node whose kernel hangs or that loses power closes no connections either (RFC 9293, 3.8.5).
     """
 
     kind: Literal["node-hang"] = "node-hang"
@@ -84,7 +84,7 @@ class DiskFull(NodeFault):
     seconds: float = Field(gt=0, allow_inf_nan=False, description="Seconds until the file is deleted.")
 
     def prepare(self, backend: Backend) -> None:
-        """Let the machines have small disks."""
+        """Limit the size of the machines' disks."""
         backend.limit_disks()
 
     def affect(self, job: Job, instance: str) -> bool:

@@ -73,20 +73,19 @@ def shared(tree: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def start_account(tree: Path) -> Iterator[dict[str, str]]:
-    """Run `python -m rehearsal aws`. Yields the environment variables that it prints."""
+    """Run `python -m rehearsal aws --json`. Yields the environment variables that it prints."""
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal", "aws"], cwd=tree, stdout=out, env=clean_environment()
+            [sys.executable, "-m", "rehearsal", "aws", "--json"], cwd=tree, stdout=out, env=clean_environment()
         )
 
         def stdout() -> str:
             return os.pread(out.fileno(), 2**16, 0).decode()  # a seek would also move the offset of the writer
 
         try:
-            eventually(lambda: stdout().count("\n") == 8 or process.poll() is not None, "the environment of an account")
+            eventually(lambda: "\n" in stdout() or process.poll() is not None, "the environment of an account")
             assert process.poll() is None, "the emulated AWS exited before it printed its environment"
-            pairs = (line.removeprefix("export ").partition("=") for line in stdout().splitlines())
-            yield {name: value for name, _, value in pairs}
+            yield json.loads(stdout())
         finally:
             process.terminate()
             try:

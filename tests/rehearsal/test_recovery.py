@@ -15,12 +15,12 @@ def test_phases_count_from_the_injection() -> None:
     phases = (recovery.detected_seconds, recovery.restarted_seconds, recovery.next_step_seconds)
     assert phases == (4.5, 9.5, 15.5)
     assert recovery.caught_up_seconds == 16.5
-    assert (recovery.repeated_steps, recovery.unsaved_steps) == (2, 0)
+    assert (recovery.repeated_steps, recovery.lost_saved_steps) == (2, 0)
 
 
 def test_steps_of_a_checkpoint_that_are_done_again_are_unsaved() -> None:
     (recovery,) = find_recoveries([injection(KILL, 40.5, "a", checkpoint="step-00000010")], interrupted_run())
-    assert (recovery.repeated_steps, recovery.unsaved_steps) == (2, 2)
+    assert (recovery.repeated_steps, recovery.lost_saved_steps) == (2, 2)
 
 
 def test_fault_that_ends_no_attempt_has_no_phases() -> None:

@@ -1,9 +1,9 @@
 """Copies of the newest state in the host memory of the nodes, from which the next attempt resumes.
 
-Each rank copies what only it has (random generators, buffers) into a file of its node's folder, and one rank on each
-node the tensors that ranks of the node share. With several nodes, what no other node has is also sent to the next node.
-Two files alternate, so that a complete file exists at any time. When an attempt starts, all ranks agree on the newest
-step that is complete over all nodes, and the nodes exchange what is missing.
+Each rank copies its own part of the state (random generators, buffers) into a file in its node's folder. On each node,
+one rank also copies each shard: the tensors that ranks may share. With several nodes, a part that no other node has is
+also sent to the next node. Two files alternate, so that a complete file exists at any time. When an attempt starts, all
+ranks agree on the newest step of which the nodes together have all parts, and the nodes exchange the missing parts.
 """
 
 import logging
@@ -125,7 +125,7 @@ class MemoryCopies:
             self._delete_files()
 
     def is_due(self, step: int) -> bool:
-        """Return whether this rank requires a copy at the end of this step. Only the first rank ever does."""
+        """Return whether a copy is due at the end of this step. Rank 0 decides; other ranks return False."""
         if self._copies is None or self._rank:
             return False
         if self._config.memory_interval_steps is not None:
@@ -196,7 +196,7 @@ class MemoryCopies:
     def _find_sources(
         self, files: Sequence[Sequence[_Entry]], shards: Sequence[int], step: int
     ) -> dict[int, dict[Key, _Source]] | None:
-        """Return rank -> what it needs -> where that is; None if something is on no node."""
+        """Return rank -> part that it needs -> source of the part; None if a part is on no node."""
         holders: dict[Key, list[tuple[int, _Entry]]] = {}
         for rank, entries in enumerate(files):
             for entry in entries:
@@ -280,7 +280,7 @@ class MemoryCopies:
             if {name: metadata.values[name] for name in ("shape", "order")} != {
                 name: value for name, value in state.values().items() if name in ("shape", "order")
             }:
-                raise DamagedCheckpointError(f"{path} is of another job")
+                raise DamagedCheckpointError(f"{path} has another model or order of samples")
             for name, tensor in stored.items():
                 if name.startswith(GENERATORS):
                     loaded.generators[name.removeprefix(GENERATORS)] = tensor.clone()

@@ -15,7 +15,7 @@ from trainer.checkpoints.failures import DamagedCheckpointError
 from trainer.checkpoints.staging import Stager, pin
 
 Part = Literal["rank", "shard"]
-"""What a file has of the state: what only the rank itself has, or the tensors that it may share with replicas."""
+"""Part of the state: `rank` has one rank's generators and buffers, `shard` the tensors that replicas may share."""
 _ALIGNMENT = 64
 
 
@@ -28,7 +28,7 @@ class StoredTensor:
     shape: tuple[int, ...]
 
     @property
-    def dtype_of_torch(self) -> torch.dtype:
+    def torch_dtype(self) -> torch.dtype:
         """The dtype itself."""
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
@@ -164,10 +164,10 @@ def read_tensors(file: Path, metadata: FileMetadata, expected: Mapping[str, Tens
     memory = torch.from_file(str(file), shared=True, size=metadata.size, dtype=torch.uint8)
     if zlib.crc32(memory.numpy().data) != metadata.checksum:
         raise DamagedCheckpointError(f"the CRC-32 of {file} does not match its content")
-    stored = {name: (each.dtype_of_torch, each.shape) for name, each in metadata.tensors.items()}
+    stored = {name: (each.torch_dtype, each.shape) for name, each in metadata.tensors.items()}
     if stored != {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()}:
-        raise DamagedCheckpointError(f"{file} is of another model")
+        raise DamagedCheckpointError(f"{file} has tensors of another model")
     return {
-        name: memory[each.offset : each.offset + expected[name].nbytes].view(each.dtype_of_torch).view(each.shape)
+        name: memory[each.offset : each.offset + expected[name].nbytes].view(each.torch_dtype).view(each.shape)
         for name, each in metadata.tensors.items()
     }

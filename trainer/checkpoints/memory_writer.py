@@ -59,7 +59,7 @@ class CopyPlan:
 
 
 class CopyWriter:
-    """The allocated files of one rank, and the copies into them. `loaded`: step that the files must keep at first."""
+    """The allocated files of one rank, and the copies into them. `loaded`: step that the first copy must keep."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ def _first_slot(slots: Sequence[MemoryFile], loaded: int | None) -> int:
 
 
 def state_parts(state: State) -> dict[Part, dict[str, Tensor]]:
-    """Return the tensors of this rank: what only it has, its generators and buffers, and what its replicas have too."""
+    """Return the tensors of this rank by part: generators and buffers, and the tensors that replicas may share."""
     tensors = {"/".join(path): local_tensor(tensor) for path, tensor in named_tensors(state.tensors())}
     addresses = {local_tensor(buffer).untyped_storage().data_ptr() for buffer in state.model.buffers()}
     buffers = {name for name, each in tensors.items() if each.untyped_storage().data_ptr() in addresses}

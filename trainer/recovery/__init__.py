@@ -1,1 +1,1 @@
-"""Recovery in process: the ranks that a failure leaves form a new process group with a replacement of the lost rank."""
+"""Recovery in process: ranks that survive a failure form a new process group with a replacement of the lost rank."""

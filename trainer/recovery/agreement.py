@@ -69,7 +69,7 @@ def join(
 
     `step`: the last step that this rank has completed, or NO_STATE. Ranks may differ by one step, because the optimizer
     changes weights after the last collective operation of a step: some ranks may have completed it and others not. The
-    newest state is complete, and that of an undisturbed run. Raises RecoveryError after `timeout_seconds`, if the
+    newest state is complete and the same as without a failure. Raises RecoveryError after `timeout_seconds`, if the
     attempt has failed on another node, and if MAX_RECOVERIES_PER_STEP recoveries have not completed a step.
     """
     deadline, joined = clock() + timeout_seconds, -1

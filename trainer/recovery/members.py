@@ -84,7 +84,7 @@ class Members:
             closed.set()
             thread.join()
 
-    def lost_peer(self, error: Exception) -> bool:
+    def is_peer_loss(self, error: Exception) -> bool:
         """Return whether the error results from the loss of a rank that is being replaced."""
         if not isinstance(error, PeerLostError | RuntimeError | OSError):
             return False

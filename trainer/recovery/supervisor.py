@@ -1,12 +1,13 @@
 """Runs the ranks of one node in place of torchrun: `python -m trainer.recovery.supervisor OPTIONS -m trainer ...`.
 
-It reads those of torchrun's options that the node's agent uses, starts ranks with the same variables and log files, and
-ends with the same report. Unlike torchrun, it replaces a rank that ends by a signal: a process that has imported the
-trainer waits for that, and the other ranks of the job continue in their processes (trainer/recovery/members.py).
+It accepts the torchrun options that the node's agent uses, starts ranks with the same variables and log files, and
+writes the same report. Unlike torchrun, it replaces a rank that a signal ends: a waiting process that has imported the
+trainer becomes that rank, and the other ranks continue in their processes (trainer/recovery/members.py).
 
-A rank that ends with an exit code has failed itself (an exception, a CUDA error, a hang that the watchdog has found):
-the node may have a fault, so the attempt fails, and the controller decides. The same holds if another node has failed,
-or if the ranks do not recover. The supervisor of node rank 0 serves the store of the job.
+If a rank exits with a non-zero status, the rank itself is the cause (an exception, a CUDA error, a hang that the
+watchdog has detected). The node may have a fault, so the attempt fails, and the controller decides. The attempt also
+fails if another node has failed, or if the ranks do not recover. The supervisor of node rank 0 serves the store of the
+job.
 """
 
 import argparse

@@ -85,7 +85,7 @@ class Recovery(StrictModel):
     next_step_seconds: float | None = Field(None, description="Seconds to the end of the first step afterwards.")
     caught_up_seconds: float | None = Field(None, description="Seconds until the last step before it was done again.")
     repeated_steps: int = Field(0, ge=0, description="Steps that were done before it and again after it.")
-    unsaved_steps: int = Field(0, ge=0, description="Of these, steps that the newest checkpoint at the time contained.")
+    lost_saved_steps: int = Field(0, ge=0, description="Of these, steps that the newest checkpoint at that time had.")
     longest_step_seconds: float | None = Field(
         None, description="Longest time between two steps after it, if the job continued."
     )

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_short_chaos_run_passes_its_checks(tree: Path) -> None:
-    options = ["--seed", "4", "--minutes", "0.5", "--period", "15", "--steps", "600"]
+    options = ["--seed", "4", "--minutes", "0.5", "--period", "15", "--steps", "600", "--json"]
     process = subprocess.run(
         [sys.executable, "-m", "rehearsal", "chaos", *options],
         cwd=tree,
@@ -24,6 +24,7 @@ def test_short_chaos_run_passes_its_checks(tree: Path) -> None:
         check=False,
     )
     assert process.returncode == 0, process.stdout + process.stderr
-    report = json.loads((tree / "build/rehearsal/local/chaos.json").read_text())
+    report = json.loads(process.stdout)
+    assert report == json.loads((tree / "build/rehearsal/local/chaos.json").read_text())
     assert len(report["recoveries"]) == 2  # seed 4: a node hangs, a rank runs out of memory
     assert all(each["next_step_seconds"] for each in report["recoveries"])

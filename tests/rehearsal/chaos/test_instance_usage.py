@@ -16,7 +16,7 @@ def test_books_of_an_interrupted_run_balance() -> None:
         "startup of a node": 2 * 10,
         "health check": 2 * 10,
         "detection": 2 * 5,
-        "stop": 2 * 5,
+        "restart of the ranks": 2 * 5,
         "useful steps": 2 * 20,
         "repeated steps": 2 * 2,
         "end of the run": 2 * 3,
@@ -35,7 +35,7 @@ def test_steps_after_a_decision_count_once() -> None:
     early = run.model_copy(update={"decisions": (decision(1, 38.0, a="none"),)})
     usage = measure_usage([injection("rank-kill,rank=3,after=10", 37.5, "a")], early)
     assert usage.unexplained_share == pytest.approx(0)
-    assert (usage.seconds["stop"], "repair of nodes" in usage.seconds) == (2 * 10, False)
+    assert (usage.seconds["restart of the ranks"], "repair of nodes" in usage.seconds) == (2 * 10, False)
 
 
 def test_replaced_node_and_its_replacement_have_their_own_uses() -> None:

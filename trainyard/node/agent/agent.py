@@ -2,8 +2,8 @@
 
 It reports to the controller that the node is ready, runs the health checks that the controller requests, runs torchrun
 for each attempt, and copies logs and metrics to S3 as they grow. An attempt continues when the agent ends, and the next
-agent finds it. The agent reports how the workers ended and, if the run has an idle limit, whether they compute. All
-decisions are those of the controller. When the node leaves its group, the agent requests a checkpoint and completes the
+agent finds it. The agent reports how the workers ended and, if the run has an idle limit, whether they compute. The
+controller makes all decisions. When the node leaves its group, the agent requests a checkpoint and completes the
 lifecycle action. If the nodes are kept after a run, the agent serves the next run on them.
 """
 
@@ -160,7 +160,7 @@ class Agent:
         return self.stop_requested.is_set()
 
     def _is_poll_due(self) -> bool:
-        """Return whether POLL_SECONDS have passed since it was due: for what need not be done at each fast poll."""
+        """Return True at most once in POLL_SECONDS, for operations that each fast poll need not repeat."""
         now = time.monotonic()
         if now < self._polled_at + POLL_SECONDS:
             return False
@@ -368,7 +368,7 @@ class Agent:
             self._report_attempt_end("workers_done", attempt.number)
 
     def _start_standby(self, attempt: AttemptTorchrun) -> None:
-        """Start the standby of the next attempt, once the ranks of this attempt do not start any more."""
+        """Start the standby of the next attempt, once a rank of this attempt has written its progress file."""
         if self._standby_started_in == attempt.number or not (attempt.has_standby and attempt.progress()):
             return
         self._standby_started_in = attempt.number

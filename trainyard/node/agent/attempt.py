@@ -40,7 +40,7 @@ from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, MEMORY, Node
 from trainyard.node.watchdog import report_progress
 
-HEARTBEAT_SECONDS = 60.0
+LIFECYCLE_HEARTBEAT_SECONDS = 60.0
 REQUEST = "checkpoint-request"
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It cannot complete a checkpoint any more.
@@ -233,7 +233,7 @@ class AttemptTorchrun(Torchrun):
         return self._launcher == TRAINER_LAUNCHER and self._run.job.standby
 
     def start_standby(self) -> JobUnit:
-        """Start a process on this node that has imported torch when the next attempt starts; the unit of that attempt.
+        """Start a standby, which imports torch before the next attempt starts. Returns the unit of that attempt.
 
         It has no secrets before the attempt starts. Raises OSError with systemd's message.
         """
@@ -303,7 +303,7 @@ class AttemptTorchrun(Torchrun):
         return self._aborted_at is not None
 
     def has_failed_rank(self) -> bool:
-        """Whether torchrun ends the ranks of this node, because one of them has failed."""
+        """Whether the attempt was aborted, or torchrun ends the ranks of this node because one of them has failed."""
         return self.is_aborted or "closing signal" in self.output()
 
     def abort(self) -> None:
@@ -344,14 +344,14 @@ class AttemptTorchrun(Torchrun):
         self._unit.close()
 
     def save_checkpoint(self, timeout_seconds: float, record_heartbeat: Callable[[], object]) -> bool:
-        """Request a checkpoint and wait for it; whether it was saved. Calls `record_heartbeat` while it waits."""
+        """Request a checkpoint, wait for it, and return whether it was saved. Calls `record_heartbeat` meanwhile."""
         request = self._folder / REQUEST
         request.touch()
         deadline = heartbeat_at = time.monotonic()
         deadline += timeout_seconds
         while request.exists() and self.exit_code() is None and time.monotonic() < deadline:
             if time.monotonic() >= heartbeat_at:
-                heartbeat_at += HEARTBEAT_SECONDS
+                heartbeat_at += LIFECYCLE_HEARTBEAT_SECONDS
                 record_heartbeat()
             self.forward_logs()
             report_progress()

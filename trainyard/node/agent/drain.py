@@ -2,8 +2,8 @@
 
 Auto Scaling holds a node that it terminates with the group's termination lifecycle hook until the node completes the
 action. A spot interruption is an action of EC2: no hook holds the node, which has two minutes from the notice. The
-reclaim of an interruptible Capacity Reservation is another, but EC2 does not document its notice in the instance
-metadata: the controller requests the checkpoint. A notice in the metadata would drain the node as on Spot.
+reclaim of an interruptible Capacity Reservation is also an action of EC2, but EC2 documents no notice of it in the
+instance metadata: the controller requests the checkpoint. If the metadata has a notice, the node drains as on Spot.
 """
 
 import logging

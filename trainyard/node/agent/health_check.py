@@ -2,8 +2,8 @@
 
 It runs in the environment of the job, also in its container: an image has its own torch, NCCL and OFI plugin.
 
-A node has a fault only if it fails itself. A peer that does not arrive is a fault of that peer, and a stage that
-no node completes is a fault of no single node.
+A node has a fault only if its own processes fail. If a peer does not arrive, the fault is attributed to that peer. If
+no node completes a stage, the fault is not attributed to a single node.
 """
 
 import os

@@ -4,8 +4,8 @@ FOLDER/start.json has the command, its folder and all its environment variables.
 deletes the file at once. When the command has ended, its exit code is in FOLDER/exit-code: an agent that was restarted
 meanwhile finds it there. SIGTERM is passed on to the command. It imports only the standard library.
 
-If there is FOLDER/standby.json instead, this program starts that command, a standby which waits on its stdin, and hands
-it over what FOLDER/start.json has as soon as that file exists.
+If FOLDER/standby.json exists instead, this program starts its command: a standby, which waits on its stdin. When
+FOLDER/start.json exists, this program writes the arguments and variables of that file to the stdin of the standby.
 """
 
 import json
@@ -83,7 +83,7 @@ def _take(file: Path) -> dict[str, Any]:
 def _hand_over(folder: Path, standby: "subprocess.Popen[bytes]", skipped: int) -> None:
     """Wait for the start file, and write its arguments and variables to the standby, unless that has ended.
 
-    `skipped`: number of words at the start of the command that the standby has too.
+    `skipped`: number of leading arguments of the command that the standby already has.
     """
     while not (folder / START_FILE).exists():
         if standby.poll() is not None:

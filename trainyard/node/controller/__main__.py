@@ -45,9 +45,9 @@ def main() -> int:
 
 
 def _control(node: Node, controller: Controller, server: AgentServer, staging: Bucket, stop: threading.Event) -> int:
-    """Control runs until `stop` is set, or until a newer bundle exists; the exit code.
+    """Control runs until `stop` is set, or until a newer bundle exists. Returns the exit code.
 
-    A head that is replaced may run while its successor starts: it does nothing more.
+    A replaced head may still run while the new head starts: its controller then takes no steps.
     """
     checked_at, is_published = time.monotonic(), True
     while not stop.is_set():

@@ -107,7 +107,7 @@ class AgentServer:
     def publish(self, run: str, control: Control) -> None:
         """Send the requests to all connected agents, and to each agent that connects later.
 
-        What only the controller needs stays in `control.json`: decisions name all nodes.
+        Fields that only the controller needs are omitted, because they may be large: decisions name all nodes.
         """
         message = ControlMessage(run=run, control=control).model_dump_json(exclude=_CONTROLLER_ONLY)
         with self._lock:
@@ -141,7 +141,7 @@ class AgentServer:
         expected = f"Bearer {self._token}"
         if hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected.encode()):
             return None
-        return connection.respond(HTTPStatus.UNAUTHORIZED, "the token is not that of the controller\n")
+        return connection.respond(HTTPStatus.UNAUTHORIZED, "the token differs from the token of the controller\n")
 
     async def _handle(self, connection: ServerConnection) -> None:
         """Receive the messages of one agent until its connection ends. Its first message is a heartbeat."""

@@ -76,7 +76,7 @@ class Attempts:
         return self._failed_attempts.decide(departed, lost) or self._start_next_attempt(now)
 
     def _awaits_reports(self, attempt: int, nodes: tuple[str, ...]) -> bool:
-        """Return whether the cause may still be reported: by a node that has not reported, or by its silence."""
+        """Return whether to wait: a node without a report may still report the cause, or become silent."""
         assert self._failed_at is not None
         unreported = self._state.node_states.unreported_nodes(attempt, nodes)
         has_time = self._state.clock.monotonic() < self._failed_at + FAILURE_REPORT_TIMEOUT_SECONDS
@@ -119,8 +119,8 @@ class Attempts:
         state = self._state
         request = state.control.health_check
         if request is not None:
-            is_of_spares = state.run.spares and not set(request.nodes) & set(nodes)
-            if not is_of_spares or set(request.nodes) - set(state.members):
+            checks_spares = state.run.spares and not set(request.nodes) & set(nodes)
+            if not checks_spares or set(request.nodes) - set(state.members):
                 state.update_control(health_check=None)  # it was for new nodes that have been removed again
             else:
                 self._apply_health_check(request, now)
@@ -187,7 +187,7 @@ class Attempts:
         if result is None:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
-        # A check that fails while the job runs on other nodes is of new nodes, and does not end the run.
+        # While an attempt runs, only nodes outside it are checked. If the check fails, they are replaced.
         is_failed = result.decision == "failed" and self._is_running
         for node in request.nodes if is_failed else result.unhealthy_nodes:
             self.repairs.replace(node, f"health check {request.number}: {result.reason}")
@@ -220,7 +220,10 @@ class Attempts:
         return Master(address=self._state.node_states.latest[nodes[0]].address, port=port)
 
     def _handle_missing_nodes(self, now: float) -> Outcome | None:
-        """End the run if lost nodes are not replaced in time, because the waiting nodes are billed."""
+        """Continue with fewer nodes if the job allows it; end the run if lost nodes are not replaced in time.
+
+        The nodes that wait are billed.
+        """
         state = self._state
         since, minutes = state.control.waiting_since, state.run.limits.replacement_minutes
         if since is None or state.control.health_check is not None:

@@ -1,8 +1,9 @@
 """The controller on the head: `python -m trainyard.node.controller`, run by systemd.
 
-It decides on the health checks and attempts of a run. It requests a health check before an attempt uses new nodes,
-starts an attempt when all nodes are ready and healthy, and starts the next attempt when one fails or loses a node. It
-ends the run when the job has completed, which the results in S3 must confirm, or when another attempt would fail again.
+It decides on the health checks and attempts of a run. It requests a health check before an attempt uses new nodes. It
+starts an attempt when all nodes are ready and healthy, and the next attempt when that attempt fails or loses a node. It
+ends the run when the job has completed, or when the next attempt would fail in the same way. For the built-in trainer,
+results and a checkpoint in S3 must confirm that the job has completed.
 Then it terminates the nodes, at once or after the time for which they are kept for another run. Until then it renews
 the lease. Its decisions are in S3, so that it may be killed and restarted at any time; only timers start again.
 """

@@ -1,8 +1,9 @@
 """Failure analysis: what caused the failure of an attempt, and what follows. Without side effects.
 
-A node is at fault if it left its group, is silent, has a finding of its health monitor, or if ranks fail on it again
-after they ran on another node. Such a fault does not count against the job. The run ends after a failure that any node
-would have, after ranks failed in the same way on two nodes without progress, and after four attempts without progress.
+A node is at fault if it left its group, rebooted or is lost, if its health monitor has a finding that needs an action,
+or if ranks fail on it in the same way in two attempts with different node ranks. Such a fault does not count against
+the job. The run ends after a failure that would be the same on any node, after ranks failed in the same way on two
+nodes without progress, and after four attempts without progress.
 """
 
 import re

@@ -174,7 +174,7 @@ def _evaluate_versions(
 ) -> Iterator[NodeFault]:
     """Check that versions are equal on all nodes.
 
-    A node that differs from the majority gets a fault in `faults`. Without a majority the fault is of no single node.
+    A node that differs from the majority gets a fault in `faults`. Without a majority, it yields a fault between nodes.
     """
     all_values = {**others, **{node: events[node].measurements for node in nodes if node in events}}
     for component in VERSIONS:
@@ -208,7 +208,7 @@ def _evaluate_fabric(
         text = f"{'; '.join(sorted(set(incomplete)))} did not complete on {len(incomplete)} of {len(nodes)} nodes"
         yield NodeFault(kind="fabric", text=f"{text}, and no single node failed (security group, subnet, EFA?)")
     elif missing := {report.instance: report.missing_peers for report in reports if report.missing_peers}:
-        waits = "; ".join(f"{node} for {', '.join(names)}" for node, names in sorted(missing.items()))
+        waits = "; ".join(f"{node} waited for {', '.join(names)}" for node, names in sorted(missing.items()))
         yield NodeFault(kind="fabric", text=f"timeout, healthy nodes could not reach each other: {waits}")
     if not manifest.node.use_gpus:
         return

@@ -52,7 +52,9 @@ class HealthChecks:
         now: float,
         slow_nodes: Collection[str] = (),
     ) -> HealthCheckResult | None:
-        """Return and store the result of a health check; None until all nodes have reported or their time is over.
+        """Return and store the result of a health check; None until it is over.
+
+        It is over when all nodes have reported, after its timeout, or FAULT_GRACE_SECONDS after the first fault.
 
         `members`: instances of the worker groups. `slow_nodes`: nodes with a rank that was slower than the others.
         """

@@ -1,6 +1,6 @@
 """Decides which nodes are lost although their group has not removed them: silent nodes with a second sign.
 
-A silent node alone is not lost: its agent may hang, or its network to the head, while the job continues.
+Silence alone is not enough: the agent may hang, or its connection to the head may fail, while the job continues.
 """
 
 import logging
@@ -15,7 +15,8 @@ from trainyard.node.controller.agent_server import ReceivedHeartbeat
 
 # Six heartbeats. An agent that loses its connection writes its first heartbeat to S3 within 15 s.
 SILENCE_SECONDS = 30.0
-# Steps longer than this are not known to wait for a node before they have taken twice as long as any step before.
+# Other nodes count as waiting for a silent node after this time without a step, or after twice the time of the longest
+# step so far if that is longer.
 STALL_SECONDS = 30.0
 EC2_POLL_SECONDS = 10.0
 LOG = logging.getLogger("controller")
@@ -93,7 +94,7 @@ class Liveness:
         return max(self._expected_since[node], received.received_at if received else 0.0)
 
     def _describe(self, nodes: Collection[str]) -> None:
-        """Read from EC2 the state of silent nodes. Without a response, what is known remains."""
+        """Read the state of silent nodes from EC2. If EC2 does not respond, the last known state is used."""
         now = self._clock.monotonic()
         if now < self._described_at + EC2_POLL_SECONDS:
             return

@@ -1,7 +1,7 @@
 """Events and heartbeats of the nodes of one run: from their connections, and from S3 for nodes without one.
 
-All events in S3 are listed once, when the controller starts. Later it lists those of nodes without a connection only,
-each every S3_POLL_SECONDS, so that its requests do not increase with the length of the run.
+The controller lists all events in S3 once, when it starts. Later it lists only events of nodes without a connection,
+for each node every S3_POLL_SECONDS, so that the number of requests does not increase with the length of the run.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The nodes that attempts of one run use: those that are usable now, and the removal of those that are not needed."""
+"""Selects the nodes of the next attempt, replaces silent nodes, and terminates nodes that no attempt needs."""
 
 import logging
 
@@ -37,9 +37,10 @@ class NodeSelection:
         return usable - self._liveness.silent_nodes(usable & self._state.node_states.latest.keys()).keys()
 
     def select(self, now: float, count: int) -> tuple[str, ...] | None:
-        """Return `count` usable nodes, those of the last attempt before healthy spares; None if fewer are ready.
+        """Return `count` usable nodes; None if fewer are ready.
 
-        Nodes below network nodes with several replaced nodes are the last.
+        The order of preference: nodes of the last attempt; nodes that are not below a network node with several
+        replaced nodes; nodes that passed a health check.
         """
         control, usable = self._state.control, self.find_usable(now)
         preferred = (
@@ -58,9 +59,9 @@ class NodeSelection:
         return self.select(now, max(sizes)) if sizes else None
 
     def replace_silent(self, now: float) -> None:
-        """Replace nodes that are silent while the run waits for nodes: that it waits is the second sign of their loss.
+        """Replace nodes that are silent while the run waits for them, which is the second sign that they are lost.
 
-        The silence of all nodes is a fault of the head or its network.
+        If all nodes are silent, the head or its network is at fault, and no node is replaced.
         """
         ready = self.find_intact(now) & self._state.node_states.latest.keys()
         silent = self._liveness.silent_nodes(ready)

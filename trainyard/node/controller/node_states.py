@@ -25,7 +25,7 @@ class NodeStates:
     _newest: dict[str, tuple[str, int]] = field(default_factory=dict)  # node -> boot and sequence of its health
 
     def update(self, event: AgentEvent) -> None:
-        """Add an event of an agent. Its order is that of its sequence number, not of its time.
+        """Add an event of an agent. The newest has the highest attempt, boot and sequence number, not the latest time.
 
         A restarted agent reports that it is ready, which does not replace its state in an attempt.
         """
@@ -52,7 +52,7 @@ class NodeStates:
     ) -> tuple[str, ...] | None:
         """Return the nodes of the next attempt: `count` ready members of the groups; None if fewer are ready.
 
-        `preferred`: sets of nodes, those that are used first in the first set.
+        `preferred`: sets of nodes, in descending order of preference.
         """
         ready = sorted(self.ready_nodes(members), key=lambda node: (*(node not in nodes for nodes in preferred), node))
         return tuple(ready[:count]) if len(ready) >= count else None

@@ -37,7 +37,7 @@ def _order_layer(
 def order_nodes(
     nodes: Sequence[str], topology: Topology, previous: Sequence[str], swapped: str | None = None
 ) -> tuple[str, ...]:
-    """Return `nodes` in the order of their ranks. If AWS does not respond, it is that of nodes without topology.
+    """Return `nodes` in the order of their ranks. Nodes whose topology AWS does not return now are last.
 
     `swapped`: a node that gets the ranks of its neighbour, so that its previous ranks run on another node.
     """

@@ -18,7 +18,7 @@ LOG = logging.getLogger("controller")
 
 
 class Repairs:
-    """Requests repairs of the agents, and replaces nodes by their groups."""
+    """Requests repairs from agents, and marks nodes unhealthy so that their groups replace them."""
 
     def __init__(self, state: RunState, groups: WorkerGroups, history: ReplacementHistory) -> None:
         self._state, self._groups, self._history = state, groups, history
@@ -54,10 +54,10 @@ class Repairs:
             self._mark(node)
             self._history.add(node, "; ".join(each.text for each in decision.evidence if each.node == node))
 
-    def replace(self, node: str, reason: str, *, is_of_host: bool = True) -> None:
+    def replace(self, node: str, reason: str, *, is_host_fault: bool = True) -> None:
         """Mark a node unhealthy, so that its group replaces it. No attempt of this run uses it again.
 
-        `is_of_host`: the host of the node may be the cause, which the history of replaced nodes records.
+        `is_host_fault`: the host of the node may be the cause, which the history of replaced nodes records.
         """
         control = self._state.control
         self._state.update_control(
@@ -66,7 +66,7 @@ class Repairs:
             repairs={other: repair for other, repair in control.repairs.items() if other != node},
         )
         self._mark(node)
-        if is_of_host:
+        if is_host_fault:
             self._history.add(node, reason)
 
     def mark_unhealthy_nodes(self) -> None:

@@ -1,4 +1,4 @@
-"""The history of replaced nodes: it is kept in the data bucket, and nodes near several of them are used last."""
+"""Records replaced nodes in the data bucket, and finds nodes below network nodes with several replaced nodes."""
 
 import logging
 from collections.abc import Collection

@@ -126,9 +126,9 @@ class RunController:
     def _replace_failed_startups(self, now: float) -> str | None:
         """Replace nodes whose startup has failed; return why the run ends instead, if it does.
 
-        A failure that two nodes have is not a fault of one node. After the first attempt every failed node is replaced,
-        and the run waits for nodes, as after any loss. A launch that adds nodes to an active run terminates nodes that
-        fail itself.
+        If two nodes fail in the same way, the nodes are not the cause, and the run ends. After the first attempt has
+        started, every failed node is replaced, and the run waits for nodes, as after any loss. While a launch adds
+        nodes to an active run, that launch terminates the nodes that fail.
         """
         state, limit = self.state, self.state.run.limits.max_startup_replacements
         members = set(state.members) - set(state.control.unhealthy_nodes)
@@ -140,7 +140,7 @@ class RunController:
             reason = None
             if failure.is_permanent:
                 reason = failure.describe()
-            elif same is not None and not failure.is_of_instance:
+            elif same is not None and not failure.is_instance_fault:
                 reason = f"{failure.describe()}. The startup of {same} failed in the same way before"
             elif len(failed) >= limit:
                 text = f"{quantity(limit, 'replacement')} (launch.max_startup_replacements)"
@@ -148,7 +148,7 @@ class RunController:
             if reason is not None and not state.control.attempt:
                 return reason
             LOG.warning("replacing %s: %s", failure.node, failure.describe())
-            self.attempts.repairs.replace(failure.node, failure.message, is_of_host=failure.is_of_instance)
+            self.attempts.repairs.replace(failure.node, failure.message, is_host_fault=failure.is_instance_fault)
             state.update_control(failed_startups={**failed, failure.node: failure.message})
         return None
 

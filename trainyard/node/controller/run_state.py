@@ -60,6 +60,6 @@ class RunState:
         return bool(nodes) and self.node_states.all_have_state(state, self.control.attempt, nodes)
 
     def checkpoints(self) -> list[str]:
-        """Return the complete checkpoints. The format of a custom job's is not known: each object counts as one."""
+        """Return the complete checkpoints; for a custom job, whose format is not known, the keys of all objects."""
         keys = list(self.data.keys(self.layout.checkpoints))
         return keys if self.run.job.train is None else complete_checkpoints(keys, self.layout.checkpoints)

@@ -20,13 +20,13 @@ LOG = logging.getLogger("controller")
 class StartupFailure:
     """Why a node will not become ready.
 
-    `is_permanent`: the startup of any node would fail in the same way. `is_of_instance`: no other node would.
+    `is_permanent`: the startup of any node would fail in the same way. `is_instance_fault`: no other node would.
     """
 
     node: str
     message: str
     is_permanent: bool = False
-    is_of_instance: bool = False
+    is_instance_fault: bool = False
 
     def describe(self) -> str:
         """Return the failure in one sentence."""
@@ -81,7 +81,7 @@ class StartupWatch:
             except (BotoCoreError, ClientError) as error:
                 LOG.warning("the status of %s cannot be read: %s", ", ".join(silent), error)
         return [
-            StartupFailure(node, f"no events received, and {self._reasons[node]}", is_of_instance=True)
+            StartupFailure(node, f"no events received, and {self._reasons[node]}", is_instance_fault=True)
             for node, since in self._impaired_since.items()
             if node in silent and self._described_at >= since + IMPAIRED_SECONDS
         ]

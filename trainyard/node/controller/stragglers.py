@@ -14,8 +14,9 @@ from trainyard.node.controller.agent_server import ReceivedHeartbeat
 SLOW_FACTOR = 1.3
 # A rank must be slow for this many steps: a data loader or a garbage collection may delay some.
 SLOW_STEPS = 50
-# And in this many heartbeats with another step: of steps of 0.2 s, 50 are over after two heartbeats, in which other
-# processes of the node may have delayed it. A health check interrupts the job for about as long.
+# It must also be slow in this many heartbeats that report a new step. With steps of 0.2 s, 50 steps take two heartbeats
+# only, and another process of the node may delay a rank for that time. Ten heartbeats take 50 s, about as long as the
+# health check that interrupts the job.
 SLOW_HEARTBEATS = 10
 MINIMUM_RANKS = 3  # with two ranks, the median does not show which rank is slow
 _SAMPLES = 5

@@ -1,4 +1,4 @@
-"""The place of instances in the network of AWS, which describes each instance once."""
+"""Reads the network nodes above each instance from EC2 (DescribeInstanceTopology), once for each instance."""
 
 import logging
 from collections.abc import Collection, Mapping

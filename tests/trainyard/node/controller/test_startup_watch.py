@@ -58,7 +58,7 @@ def test_node_that_ec2_reports_as_impaired_twice_is_a_failure() -> None:
     assert watch.find_failures(["i-1", "i-2"], 1000.0) == []
     (failure,) = watch.find_failures(["i-1", "i-2"], 1000.0 + IMPAIRED_SECONDS)
     assert failure == StartupFailure(
-        "i-1", "no events received, and EC2 reports InstanceStatus impaired", is_of_instance=True
+        "i-1", "no events received, and EC2 reports InstanceStatus impaired", is_instance_fault=True
     )
 
 
