@@ -11,7 +11,7 @@ from typing import Any
 from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 from botocore.exceptions import ClientError
 
-from trainyard.aws.clients import MAX_ATTEMPTS, client
+from trainyard.aws.clients import client
 
 ABORT_UPLOADS_DAYS = 7  # after which lifecycle rules abort incomplete multipart uploads, which are billed
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
@@ -48,11 +48,11 @@ def find_buckets(region: str, tags: Mapping[str, str]) -> list[str]:
 
 
 class Bucket:
-    """Objects of one bucket. `max_attempts`: of each request."""
+    """Objects of one bucket."""
 
-    def __init__(self, name: str, region: str, max_attempts: int = MAX_ATTEMPTS) -> None:
+    def __init__(self, name: str, region: str) -> None:
         self.name = name
-        self._s3 = client("s3", region, max_attempts)
+        self._s3 = client("s3", region)
 
     def exists(self) -> bool:
         """Return whether the bucket exists."""

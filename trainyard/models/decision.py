@@ -30,10 +30,12 @@ class AttemptDecision(StrictModel):
     attempt: int = Field(gt=0, description="Number of the attempt.")
     time: float = Field(description="Unix time of the decision, seconds.")
     nodes: tuple[str, ...] = Field(description="Instances of the attempt, in the order of their node ranks.")
-    cause: Literal["node", "job", "unknown"] = Field(
-        description="node: evidence places the fault on nodes. job: a rank failed by its own cause. unknown: no "
-        "rank reported a cause."
+    last_step: int = Field(0, ge=0, description="Last step that a node reported in the attempt; 0 if none did.")
+    cause: Literal["node", "job", "outage", "unknown"] = Field(
+        description="node: evidence places the fault on nodes. job: a rank failed by its own cause. outage: a service "
+        "did not respond before the ranks started. unknown: no rank reported a cause."
     )
+    retry_seconds: float = Field(0.0, ge=0, description="Seconds until the next attempt may start.")
     actions: dict[str, NodeAction] = Field(default_factory=dict, description="Instance -> action, if it needs any.")
     evidence: tuple[Evidence, ...] = Field(description="The observations.")
     failed_node: str | None = Field(None, description="Instance of the rank that failed first by its own cause.")
@@ -43,7 +45,7 @@ class AttemptDecision(StrictModel):
     )
     attempts_without_progress: int = Field(
         ge=0,
-        description="Consecutive failed attempts without a new checkpoint up to here, without faults of nodes.",
+        description="Consecutive failed attempts without a new checkpoint or step up to here, without faults of nodes.",
     )
     checks_nodes: bool = Field(description="Whether the nodes must pass a health check before the next attempt.")
     swaps_node: str | None = Field(
@@ -64,6 +66,7 @@ class AttemptDecision(StrictModel):
         cause = {
             "node": "fault of a node, which does not count against the job",
             "job": f"{where}: {self.failure.message if self.failure else ''}",
+            "outage": f"{where}: a service did not respond: {self.failure.message if self.failure else ''}",
             "unknown": "no rank reported a cause",
         }[self.cause]
         return f"{cause}; next: {', '.join([*parts, 'another attempt'])}"

@@ -71,6 +71,9 @@ class RankFailure(StrictModel):
     is_permanent: bool = Field(
         False, description="Whether another attempt fails in the same way, such as for a package that does not exist."
     )
+    is_outage: bool = Field(
+        False, description="Whether a service did not respond, such as S3, before the ranks of the node started."
+    )
 
     def describe(self, node: str | None) -> str:
         """Return where the failure was, such as `rank 5 (local rank 1 of i-1)`. `node`: its EC2 instance id."""

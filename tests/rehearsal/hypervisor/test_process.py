@@ -301,7 +301,8 @@ def test_clock_of_a_node_is_set_to_an_earlier_time(backend: ProcessBackend) -> N
 PING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from trainyard.node.watchdog import report_progress
+from trainyard.node.watchdog import report_progress, start_watchdog
+start_watchdog(main_thread_seconds=0.5)
 print("up", flush=True)
 for _ in range(int(sys.argv[2])):
     report_progress()

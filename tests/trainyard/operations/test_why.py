@@ -29,7 +29,7 @@ def test_explanation_has_evidence_and_decision_of_each_attempt() -> None:
     lines = format_explanation(RunExplanation(run="r", decisions=tuple(decisions()), health_checks=(), outcome=None))
     assert lines[0] == "run r"
     assert [line.strip() for line in lines if line.startswith("  ")] == [
-        "silent: i-2 has sent no heartbeat",
+        "unresponsive: i-2 has sent no heartbeat",
         "decision: fault of a node, which does not count against the job; next: i-2: replace, another attempt",
         "rank: rank 2 (local rank 0 of i-3): ValueError: bad",
         "decision: rank 2 (local rank 0 of i-3): ValueError: bad; next: i-3 runs other ranks, another attempt",

@@ -15,6 +15,7 @@ import time
 
 from pydantic import ValidationError
 
+from trainyard.aws.outages import is_outage
 from trainyard.aws.s3 import Bucket
 from trainyard.models.connection import Heartbeat
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent, RankFailure
@@ -333,7 +334,13 @@ class Agent:
         except Exception as error:  # reported as the failure of the node, so that the user sees it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(
-                rank=rank, local_rank=None, time=time.time(), exitcode=1, message=text[:400], traceback=text
+                rank=rank,
+                local_rank=None,
+                time=time.time(),
+                exitcode=1,
+                message=text[:400],
+                traceback=text,
+                is_outage=is_outage(error),
             )
             self._report_attempt_end("workers_failed", number, (failure,))
 
@@ -431,7 +438,7 @@ class Agent:
             self._attempt.stop()  # an error is logged, and the next step repeats it
         attempt, self._attempt, self._activity = self._attempt, None, None
         if attempt is not None and wait_for_logs:
-            attempt.close()
+            self._close_logs(attempt)  # the end of the attempt is reported even if S3 does not respond
         elif attempt is not None:
             self._log_writers.append(threading.Thread(target=self._close_logs, args=(attempt,), name="logs"))
             self._log_writers[-1].start()

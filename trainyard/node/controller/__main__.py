@@ -9,11 +9,11 @@ import time
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from trainyard.aws import clients
 from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging
 from trainyard.models.events import ServiceEvent
 from trainyard.models.layout import CONTROLLER_ENDPOINT
-from trainyard.node.controller.account import S3_ATTEMPTS
 from trainyard.node.controller.agent_server import AgentServer
 from trainyard.node.controller.controller import Controller
 from trainyard.node.events import open_event_writer
@@ -27,12 +27,14 @@ LOG = logging.getLogger("controller")
 
 def main() -> int:
     """Control runs until SIGTERM or SIGINT, or until a newer bundle exists; the exit code."""
+    # The controller repeats its requests itself, and does other work while a service does not respond.
+    clients.LIMITS.max_attempts, clients.LIMITS.read_timeout_seconds = 2, 10.0
     node, manifest = read_node(), read_manifest()
     configure_logging(node=node.instance)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server, staging = AgentServer(node), Bucket(manifest.staging_bucket, node.region, S3_ATTEMPTS)
+    server, staging = AgentServer(node), Bucket(manifest.staging_bucket, node.region)
     server.start(staging)
     try:
         with open_event_writer(node, manifest, "controller") as writer:

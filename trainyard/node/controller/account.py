@@ -13,9 +13,6 @@ from trainyard.aws.s3 import Bucket
 from trainyard.aws.scheduled_start import cancel_scheduled_start
 from trainyard.aws.topology import describe_network_nodes
 
-# The controller repeats its requests itself, and does other work while S3 does not respond.
-S3_ATTEMPTS = 2
-
 
 class Account:
     """The account in one region. A simulation replaces it."""
@@ -25,7 +22,7 @@ class Account:
 
     def bucket(self, name: str) -> Bucket:
         """Return a bucket."""
-        return Bucket(name, self.region, S3_ATTEMPTS)
+        return Bucket(name, self.region)
 
     def describe_groups(self, groups: Collection[str]) -> list[dict[str, Any]]:
         """Return the descriptions of the named groups; groups that do not exist are omitted."""

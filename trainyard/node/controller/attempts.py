@@ -49,13 +49,14 @@ class Attempts:
         history = ReplacementHistory(state, self._topology)
         self.repairs = Repairs(state, groups, history)
         self.selection = NodeSelection(state, groups, self.liveness, self.repairs, history)
-        self._failed_attempts = FailedAttempts(state, groups, self.repairs)
+        self._failed_attempts = FailedAttempts(state, groups, self.repairs, self.liveness)
         self._failed_at: float | None = None  # time.monotonic() of the first failure in the current attempt
 
     def advance(self, now: float) -> Outcome | None:
         """Decide on the current attempt, or start the next; return the outcome if the run is over."""
         state = self._state
         attempt, nodes = state.control.attempt, state.control.nodes
+        self.selection.replace_broken(now)
         if attempt == 0 or state.control.waiting_since is not None:
             self.selection.replace_silent(now)
             return self._start_next_attempt(now) or self._handle_missing_nodes(now)
@@ -134,10 +135,19 @@ class Attempts:
         control = self._state.control
         if control.health_check is not None:
             return self._conclude_health_check(control.health_check, now, save_checkpoint)
+        if self._is_pausing(now):
+            return None
         nodes = self.selection.select(now, self._state.run.nodes)
         if nodes is not None:
             self._use_nodes(nodes, now, save_checkpoint)
         return None
+
+    def _is_pausing(self, now: float) -> bool:
+        """Return whether the next attempt must wait because a service did not respond to the last."""
+        latest = self._state.control.latest_decision
+        if latest is None or not latest.retry_seconds or latest.attempt != self._state.control.attempt:
+            return False
+        return now < latest.time + latest.retry_seconds
 
     def _use_nodes(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         """Start an attempt on these nodes, or request a health check if some of them have not passed one."""
@@ -228,7 +238,10 @@ class Attempts:
         since, minutes = state.control.waiting_since, state.run.limits.replacement_minutes
         if since is None or state.control.health_check is not None:
             return None
-        if now > since + SMALLER_SIZE_SECONDS and (nodes := self.selection.select_smaller_size(now)):
+        nodes = self.selection.select_smaller_size(now)
+        # A job that already ran on fewer nodes continues at once if these are ready.
+        is_unchanged = nodes is not None and len(nodes) == len(state.control.nodes)
+        if nodes is not None and (is_unchanged or now > since + SMALLER_SIZE_SECONDS):
             LOG.warning("attempt %d continues on %d of %d nodes", state.control.attempt, len(nodes), state.run.nodes)
             self._use_nodes(nodes, now)
             return None

@@ -18,7 +18,7 @@ from trainyard.log import set_run
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import Outcome, RunRecord
-from trainyard.node.controller.account import S3_ATTEMPTS, Account
+from trainyard.node.controller.account import Account
 from trainyard.node.controller.node_reports import AgentConnections
 from trainyard.node.controller.run_controller import RunController
 from trainyard.node.identity import Node
@@ -31,8 +31,8 @@ class Controller:
 
     def __init__(self, node: Node, manifest: Manifest, connections: AgentConnections) -> None:
         self._node, self._connections = node, connections
-        self._staging = Bucket(manifest.staging_bucket, node.region, S3_ATTEMPTS)
-        self._data = Bucket(manifest.data_bucket, node.region, S3_ATTEMPTS)
+        self._staging = Bucket(manifest.staging_bucket, node.region)
+        self._data = Bucket(manifest.data_bucket, node.region)
         self._current: RunController | None = None
         self._is_active = False  # the current run had no outcome at the last successful step
         self._ended_run: str | None = None

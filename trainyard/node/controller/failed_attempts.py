@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.models.decision import AttemptDecision, NodeAction
-from trainyard.models.node_health import NodeHealth
 from trainyard.models.run import Outcome
 from trainyard.node.controller.failure_analysis import AttemptFailure, decide
+from trainyard.node.controller.liveness import Liveness
+from trainyard.node.controller.node_states import REPAIR_ACTIONS
 from trainyard.node.controller.outcomes import create_outcome
 from trainyard.node.controller.repairs import Repairs
 from trainyard.node.controller.run_state import RunState
@@ -19,8 +20,8 @@ LOG = logging.getLogger("controller")
 class FailedAttempts:
     """Decides on the failed attempts of one run."""
 
-    def __init__(self, state: RunState, groups: WorkerGroups, repairs: Repairs) -> None:
-        self._state, self._groups, self._repairs = state, groups, repairs
+    def __init__(self, state: RunState, groups: WorkerGroups, repairs: Repairs, liveness: Liveness) -> None:
+        self._state, self._groups, self._repairs, self._liveness = state, groups, repairs, liveness
 
     def decide(
         self, departed: Sequence[str], lost: Mapping[str, str], slow: Mapping[str, str] | None = None
@@ -32,10 +33,13 @@ class FailedAttempts:
         """
         state, control = self._state, self._state.control
         checkpoints = tuple(sorted(state.checkpoints()))
-        has_progress = not set(checkpoints) <= set(control.checkpoints)
+        last_step, latest = self._liveness.last_step, control.latest_decision
+        has_new_steps = latest is not None and last_step > latest.last_step
+        has_progress = has_new_steps or not set(checkpoints) <= set(control.checkpoints)
         failure = AttemptFailure(
             attempt=control.attempt,
             time=state.clock.time(),
+            last_step=last_step,
             nodes=control.nodes,
             processes=state.run.processes_per_node,
             failures=state.node_states.failures.get(control.attempt, ()),
@@ -44,6 +48,7 @@ class FailedAttempts:
             hardware=self._hardware_findings(control.nodes),
             slow=slow or {},
             has_progress=has_progress,
+            outage_limit_seconds=state.run.limits.replacement_minutes * 60,
             were_checked=control.last_passed_check == control.attempt,
             can_check=state.run.limits.has_health_checks,
         )
@@ -64,13 +69,15 @@ class FailedAttempts:
 
     def _hardware_findings(self, nodes: Sequence[str]) -> dict[str, list[tuple[NodeAction, str]]]:
         """Return the findings of the nodes' health monitors that need an action."""
-        findings: dict[str, list[tuple[NodeAction, str]]] = {}
-        for node in nodes:
-            for each in self._state.node_states.health.get(node, NodeHealth()).findings:
-                if each.action in ("reset", "reboot", "replace"):
-                    text = f"{each.device or node}: {each.text} ({each.rule}: {each.action})"
-                    findings.setdefault(node, []).append((each.action, text))
-        return findings
+        return {
+            node: [
+                (action, f"{each.device or node}: {each.text} ({each.rule}: {action})")
+                for each in findings
+                for action in REPAIR_ACTIONS
+                if action == each.action
+            ]
+            for node, findings in self._state.node_states.hardware_findings(nodes).items()
+        }
 
     def _store(
         self,

@@ -3,12 +3,14 @@
 A node is at fault if it left its group, rebooted or is lost, if its health monitor has a finding that needs an action,
 or if ranks fail on it in the same way in two attempts with different node ranks. Such a fault does not count against
 the job. The run ends after a failure that would be the same on any node, after ranks failed in the same way on two
-nodes without progress, and after four attempts without progress.
+nodes without progress, and after four attempts without progress. While a service does not respond, attempts that cannot
+start are repeated.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from trainyard.models.decision import AttemptDecision, Evidence, NodeAction
 from trainyard.models.events import RankFailure
@@ -23,6 +25,9 @@ from trainyard.models.failure_messages import (
 from trainyard.models.node_health import ACTIONS
 
 MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS = 4
+# Pauses before another attempt while a service does not respond, and attempts that only one node cannot start.
+OUTAGE_RETRY_SECONDS, MAXIMUM_RETRY_SECONDS = 5.0, 120.0
+ATTEMPTS_OF_ISOLATED_NODE = 3
 
 # Error messages of a rank that failed only because another rank failed or became unreachable.
 _PEER_FAILURE = re.compile(
@@ -47,13 +52,16 @@ class AttemptFailure:
     `nodes`: in the order of their node ranks; each has `processes` ranks. `failures`: (node, failure) of all ranks that
     failed. `departed`: nodes that left their group. `silent`: node -> how it was found to be lost. `hardware`: node ->
     findings of its health monitor that need an action, as (action, text). `slow`: node -> how one of its ranks is
-    slower than the others. `has_progress`: whether a new checkpoint exists since the previous decision. `were_checked`:
-    whether all nodes passed a health check since that decision. `can_check`: whether the run has health checks.
+    slower than the others. `last_step`: that a node has reported. `has_progress`: whether a new checkpoint or a higher
+    step exists since the previous decision. `were_checked`: whether all nodes passed a health check since that
+    decision. `can_check`: whether the run has health checks. `outage_limit_seconds`: time for which attempts may
+    fail to start because a service does not respond.
     """
 
     attempt: int
     time: float
     nodes: tuple[str, ...]
+    last_step: int = 0
     processes: int = 1
     failures: Sequence[tuple[str, RankFailure]] = ()
     departed: Sequence[str] = ()
@@ -61,6 +69,7 @@ class AttemptFailure:
     hardware: Mapping[str, Sequence[tuple[NodeAction, str]]] = field(default_factory=dict)
     slow: Mapping[str, str] = field(default_factory=dict)
     has_progress: bool = False
+    outage_limit_seconds: float = 900.0
     were_checked: bool = False
     can_check: bool = True
 
@@ -121,18 +130,50 @@ def decide(failure: AttemptFailure, earlier: Sequence[AttemptDecision]) -> Attem
         attempt=failure.attempt,
         time=failure.time,
         nodes=failure.nodes,
+        last_step=failure.last_step,
         cause="node" if actions else "job" if causes else "unknown",
         actions=actions,
         evidence=(*evidence, *_describe_ranks(failure, causes)),
         failed_node=node,
         failure=first,
         failing_nodes=tuple(dict.fromkeys(same)),
-        attempts_without_progress=sum(each.cause != "node" for each in earlier) + (not actions),
+        attempts_without_progress=sum(each.cause in ("job", "unknown") for each in earlier) + (not actions),
         checks_nodes=bool(failure.slow) and failure.can_check,
     )
     if first is not None and first.is_permanent:
         return draft.model_copy(update={"end_reason": f"{first.describe(node)} failed: {first.message}"})
+    if not actions and first is not None and first.is_outage:
+        return _retry_after_outage(draft, earlier, failure)
     return draft if actions else _decide_on_job(draft, earlier, failure)
+
+
+def _retry_after_outage(
+    draft: AttemptDecision, earlier: Sequence[AttemptDecision], failure: AttemptFailure
+) -> AttemptDecision:
+    """Start another attempt after a pause, which doubles each time, until the limit. Then the run ends.
+
+    A node that alone fails so three times has a fault of its own, such as of its network: it is replaced.
+    """
+    outages = list(takewhile(lambda each: each.cause == "outage", reversed(earlier)))
+    nodes = tuple(sorted({node for node, each in failure.failures if each.is_outage}))
+    draft = draft.model_copy(
+        update={
+            "cause": "outage",
+            "failing_nodes": nodes,
+            "attempts_without_progress": draft.attempts_without_progress - 1,
+            "retry_seconds": min(OUTAGE_RETRY_SECONDS * 2 ** len(outages), MAXIMUM_RETRY_SECONDS),
+        }
+    )
+    recent = outages[: ATTEMPTS_OF_ISOLATED_NODE - 1]
+    is_isolated = len(recent) == ATTEMPTS_OF_ISOLATED_NODE - 1 and all(each.failing_nodes == nodes for each in recent)
+    if is_isolated and len(nodes) == 1 and len(draft.nodes) > 1:
+        text = f"{nodes[0]} alone could not start its ranks in {ATTEMPTS_OF_ISOLATED_NODE} attempts"
+        return _blame(draft, nodes[0], text)
+    if outages and draft.time - outages[-1].time > failure.outage_limit_seconds and draft.failure is not None:
+        minutes = f"{failure.outage_limit_seconds / 60:g} minutes (launch.replacement_minutes)"
+        reason = f"no attempt could start for {minutes}; {draft.failure.describe(draft.failed_node)}"
+        return draft.model_copy(update={"end_reason": f"{reason}: {draft.failure.message}"})
+    return draft
 
 
 def _find_node_faults(
@@ -194,7 +235,9 @@ def _decide_on_job(
     if same and first is not None:
         is_hardware = _POSSIBLY_HARDWARE.search(first.message) is not None
         if (is_hardware or len(nodes) == 1) and _has_moved(same, draft):
-            return _blame_repeated(draft)
+            text = f"ranks failed in the same way on {draft.failed_node} in two attempts with different node ranks"
+            counted = draft.attempts_without_progress - 1
+            return _blame(draft.model_copy(update={"attempts_without_progress": counted}), draft.failed_node, text)
         # Hardware of several nodes may fail at the same time: then the number of attempts decides.
         if len(nodes) > 1 and not is_hardware:
             text = f"{where} failed the same way as {' and '.join(sorted(set(nodes) - {draft.failed_node}))} before"
@@ -205,7 +248,7 @@ def _decide_on_job(
             return draft.model_copy(update={"end_reason": text})
     if count >= MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS:
         last = f"last failure: {where}: {first.message}" if first else "no rank reported a cause"
-        text = f"{count} consecutive attempts failed without a new checkpoint; {last}"
+        text = f"{count} consecutive attempts failed without a new checkpoint or step; {last}"
         return draft.model_copy(update={"end_reason": text})
     is_suspect = first is None or bool(_POSSIBLY_HARDWARE.search(first.message)) or count > 1
     swaps = draft.failed_node if len(draft.nodes) > 1 and len(draft.failing_nodes) == 1 else None
@@ -220,17 +263,8 @@ def _has_moved(same: Sequence[AttemptDecision], draft: AttemptDecision) -> bool:
     return before.nodes.index(draft.failed_node) != draft.nodes.index(draft.failed_node)
 
 
-def _blame_repeated(draft: AttemptDecision) -> AttemptDecision:
-    """Blame the node on which ranks failed in the same way again although it ran other ranks before."""
-    assert draft.failed_node is not None
-    node = draft.failed_node
-    text = f"ranks failed in the same way on {node} in two attempts with different node ranks"
-    repeated = Evidence(kind="repeated", node=node, text=text)
-    return draft.model_copy(
-        update={
-            "cause": "node",
-            "actions": {node: "replace"},
-            "evidence": (repeated, *draft.evidence),
-            "attempts_without_progress": draft.attempts_without_progress - 1,
-        }
-    )
+def _blame(draft: AttemptDecision, node: str | None, text: str) -> AttemptDecision:
+    """Replace a node on which attempts failed repeatedly."""
+    assert node is not None
+    evidence = (Evidence(kind="repeated", node=node, text=text), *draft.evidence)
+    return draft.model_copy(update={"cause": "node", "actions": {node: "replace"}, "evidence": evidence})

@@ -42,21 +42,30 @@ class Liveness:
         self._account, self._clock = account, clock
         self._received: dict[str, ReceivedHeartbeat] = {}
         self._expected_since: dict[str, float] = {}
+        self._attempt = 0
         self._progress: dict[str, tuple[int, float]] = {}  # node -> its last step, and when it was first received
         self._longest_step = 0.0
         self._impaired: dict[str, str] = {}
         self._described_at = 0.0
 
-    def update(self, heartbeats: Mapping[str, ReceivedHeartbeat]) -> None:
-        """Record the newest heartbeat of each node."""
+    def update(self, attempt: int, heartbeats: Mapping[str, ReceivedHeartbeat]) -> None:
+        """Record the newest heartbeat of each node. `attempt`: the current one; the time between two is no step."""
+        if attempt != self._attempt:
+            self._attempt, self._progress = attempt, {}
         self._received = dict(heartbeats)
         for node, received in heartbeats.items():
             step, known = received.heartbeat.step, self._progress.get(node)
-            if step is None or (known is not None and known[0] == step):
+            is_current = received.heartbeat.attempt == attempt
+            if step is None or not is_current or (known is not None and known[0] == step):
                 continue
             if known is not None and step > known[0]:
                 self._longest_step = max(self._longest_step, (received.received_at - known[1]) / (step - known[0]))
             self._progress[node] = (step, received.received_at)
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the current attempt that a node has reported; 0 without one."""
+        return max((step for step, _ in self._progress.values()), default=0)
 
     def silent_nodes(self, nodes: Collection[str]) -> dict[str, float]:
         """Return node -> seconds without a heartbeat, for those of `nodes` that are silent.

@@ -1,9 +1,11 @@
 """Selects the nodes of the next attempt, replaces silent nodes, and terminates nodes that no attempt needs."""
 
 import logging
+from collections.abc import Collection
 
 from botocore.exceptions import ClientError
 
+from trainyard.models.node_health import HealthFinding
 from trainyard.node.controller.liveness import Liveness
 from trainyard.node.controller.repairs import Repairs
 from trainyard.node.controller.replaced_nodes import ReplacementHistory
@@ -12,6 +14,9 @@ from trainyard.node.controller.worker_groups import WorkerGroups
 
 # A member that is silent for this long while others wait for it is replaced.
 WAITING_SILENCE_SECONDS = 60.0
+# A member outside the attempt whose health monitor has had a finding that needs an action for this long is replaced.
+# Devices may appear some time after the boot.
+FINDING_SECONDS = 120.0
 LOG = logging.getLogger("controller")
 
 
@@ -24,6 +29,7 @@ class NodeSelection:
         self._state, self._groups, self._liveness = state, groups, liveness
         self._repairs, self._history = repairs, history
         self._surplus_since: dict[str, float] = {}
+        self._broken_since: dict[str, float] = {}  # monotonic
         self._removed: set[str] = set()
 
     def find_intact(self, now: float) -> set[str]:
@@ -32,9 +38,26 @@ class NodeSelection:
         return set(state.members) - set(state.control.unhealthy_nodes) - self._repairs.nodes_in_repair(now)
 
     def find_usable(self, now: float) -> set[str]:
-        """Return the members that an attempt may use: not marked unhealthy, in repair or silent."""
-        usable = self.find_intact(now)
-        return usable - self._liveness.silent_nodes(usable & self._state.node_states.latest.keys()).keys()
+        """Return the members that an attempt may use: not marked unhealthy, in repair, silent, or broken spares."""
+        usable, states = self.find_intact(now), self._state.node_states
+        silent = self._liveness.silent_nodes(usable & states.latest.keys()).keys()
+        return usable - silent - self._find_broken(usable).keys()
+
+    def _find_broken(self, nodes: Collection[str]) -> dict[str, list[HealthFinding]]:
+        """Return node -> findings that need an action, for nodes outside the attempt. Before it, the check decides."""
+        control = self._state.control
+        findings = self._state.node_states.hardware_findings(nodes) if control.attempt else {}
+        return {node: each for node, each in findings.items() if node not in control.nodes}
+
+    def replace_broken(self, now: float) -> None:
+        """Replace members outside the attempt that are broken, such as spares whose GPU was lost."""
+        clock, broken = self._state.clock.monotonic(), self._find_broken(self.find_intact(now))
+        self._broken_since = {node: self._broken_since.get(node, clock) for node in broken}
+        for node, since in self._broken_since.items():
+            if clock >= since + FINDING_SECONDS:
+                reason = "; ".join(f"{each.device or node}: {each.text} ({each.rule})" for each in broken[node])
+                LOG.warning("%s, which no attempt uses: %s: replaced", node, reason)
+                self._repairs.replace(node, reason)
 
     def select(self, now: float, count: int) -> tuple[str, ...] | None:
         """Return `count` usable nodes; None if fewer are ready.

@@ -1,12 +1,15 @@
 """The latest state of each agent of one run, and the failures of ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trainyard.models.connection import Heartbeat
 from trainyard.models.events import AgentEvent, RankFailure
-from trainyard.models.node_health import NodeHealth
+from trainyard.models.node_health import HealthFinding, NodeHealth
+
+REPAIR_ACTIONS: tuple[Literal["reset", "reboot", "replace"], ...] = ("reset", "reboot", "replace")
 
 
 @dataclass
@@ -46,6 +49,20 @@ class NodeStates:
     def _update_health(self, node: str, boot: str, sequence: int, health: NodeHealth) -> None:
         if (boot, sequence) >= self._newest.get(node, ("", 0)):
             self._newest[node], self.boots[node], self.health[node] = (boot, sequence), boot, health
+
+    def hardware_findings(self, nodes: Collection[str]) -> dict[str, list[HealthFinding]]:
+        """Return node -> its findings that need an action, for the nodes that have any.
+
+        What all of several nodes have in common is no fault of a node, but of their image or instance type.
+        """
+        needed = {
+            node: [each for each in self.health.get(node, NodeHealth()).findings if each.action in REPAIR_ACTIONS]
+            for node in nodes
+        }
+        rules = [{each.rule for each in findings} for findings in needed.values()]
+        common = set.intersection(*rules) if len(rules) > 1 else set()
+        found = {node: [each for each in findings if each.rule not in common] for node, findings in needed.items()}
+        return {node: findings for node, findings in found.items() if findings}
 
     def select_nodes(
         self, members: Iterable[str], count: int, preferred: Sequence[AbstractSet[str]] = ()

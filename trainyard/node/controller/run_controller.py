@@ -2,6 +2,8 @@
 
 import logging
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from trainyard.clock import Clock
 from trainyard.models.events import ActivityEvent, AgentEvent, HealthCheckEvent
 from trainyard.models.manifest import Manifest
@@ -60,21 +62,32 @@ class RunController:
     def step(self) -> Outcome | None:
         """Read new events, check all deadlines, update `control.json`; return the outcome if the run is over."""
         now, state = self.state.clock.time(), self.state
+        self._renew_lease(now)  # first: what follows may take minutes after a restart, with many events to read
         self._update_members()
         self._read_reports()
         if not state.control.started and (state.all_have_state("workers_up") or state.all_have_state("workers_done")):
             state.update_control(started=True)
         self._update_deadline(now)
+        self._renew_lease(now)  # the deadline may have changed
         if reason := self._find_end_reason(now):
             return create_outcome(state, "failed", reason)
-        self.lease.renew_if_due(now)
         return self.attempts.advance(now)
+
+    def _renew_lease(self, now: float) -> None:
+        """Renew the lease if it is due. An outage of Auto Scaling stops nothing else: the next step repeats it."""
+        if now >= self.state.run.deadline:
+            return
+        try:
+            self.lease.renew_if_due(now)
+        except (BotoCoreError, ClientError) as error:
+            LOG.warning("the lease is not renewed: %s", error)
 
     def _update_members(self) -> None:
         now = self.state.clock.monotonic()
         if self._members_at is not None and now < self._members_at + MEMBERS_POLL_SECONDS:
             return
-        self.state.members, self._members_at = self.groups.members(), now
+        if not self._read_members(now):
+            return
         unhealthy = set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use())
         reported = unhealthy & self.state.node_states.latest.keys()
         # An agent that works writes its logs, and completes the lifecycle action itself.
@@ -84,6 +97,19 @@ class RunController:
         self.attempts.repairs.mark_unhealthy_nodes()
         if self._reclaims.has_new_reclaim():
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
+
+    def _read_members(self, now: float) -> bool:
+        """Read the members of the groups, and return whether AWS has responded. Without a response they stay known."""
+        try:
+            members = self.groups.members()
+        except (BotoCoreError, ClientError) as error:
+            if self._members_at is None:
+                raise  # the members are not known yet
+            LOG.warning("the members of the worker groups cannot be read: %s", error)
+            self._members_at = now
+            return False
+        self.state.members, self._members_at = members, now
+        return True
 
     def _read_reports(self) -> None:
         for event in self.reports.read_events({*self.state.members, *self.groups.draining_nodes}):
@@ -96,7 +122,7 @@ class RunController:
                 self.attempts.health_checks.update(event)
         heartbeats = self.reports.heartbeats()
         self.state.node_states.update_heartbeats(received.heartbeat for received in heartbeats.values())
-        self.attempts.liveness.update(heartbeats)
+        self.attempts.liveness.update(self.state.control.attempt, heartbeats)
         self.attempts.stragglers.update(self.state.control.attempt, self.state.run.processes_per_node, heartbeats)
 
     def _update_deadline(self, now: float) -> None:

@@ -20,7 +20,8 @@ LOG = logging.getLogger("controller")
 class StartupFailure:
     """Why a node will not become ready.
 
-    `is_permanent`: the startup of any node would fail in the same way. `is_instance_fault`: no other node would.
+    `is_permanent`: the startup of any node would fail in the same way. `is_instance_fault`: the instance
+    may be the cause, even if others fail in the same way.
     """
 
     node: str
@@ -64,7 +65,7 @@ class StartupWatch:
                 continue
             if boot is None and now > first_seen + NO_EVENTS_TIMEOUT_SECONDS:
                 timeout = quantity(round(NO_EVENTS_TIMEOUT_SECONDS / 60), "minute")
-                failures.append(StartupFailure(node, f"no events received within {timeout}"))
+                failures.append(StartupFailure(node, f"no events received within {timeout}", is_instance_fault=True))
             elif boot is not None and self._failures.is_final(node, boot):
                 message = self._failures.messages[node, boot]
                 failures.append(StartupFailure(node, message, self._failures.is_permanent(node, boot)))

@@ -1,4 +1,7 @@
-"""Reads the network nodes above each instance from EC2 (DescribeInstanceTopology), once for each instance."""
+"""Reads the network nodes above each instance from EC2 (DescribeInstanceTopology), once for each instance.
+
+EC2 describes running instances only (API reference of DescribeInstanceTopology): it is asked again about others.
+"""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -26,5 +29,5 @@ class Topology:
             except (BotoCoreError, ClientError) as error:
                 LOG.warning("the network topology of %s cannot be read: %s", ", ".join(unknown), error)
             else:
-                self._network_nodes.update({node: described.get(node, ()) for node in unknown})
+                self._network_nodes.update({node: path for node, path in described.items() if path})
         return self._network_nodes

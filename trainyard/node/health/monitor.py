@@ -42,6 +42,7 @@ class HealthMonitor:
         self._reading_since: dict[str, float] = {}  # sensor -> monotonic time at which its running reading started
         self._failed: set[str] = set()
         self._findings: dict[tuple[str, str | None], _Seen] = {}  # by rule and device
+        self._conditions: dict[str, set[tuple[str, str | None]]] = {}  # sensor -> those that its last reading had
 
     def start(self) -> None:
         """Start to read the sensors, except those that have been hanging since before `stop`."""
@@ -85,8 +86,12 @@ class HealthMonitor:
             with self._lock:
                 self._reading_since[sensor.name] = time.monotonic()
             try:
+                conditions = set[tuple[str, str | None]]()
                 for reading in sensor.read():
                     self._record(reading)
+                    if reading.time is None:
+                        conditions.add((reading.rule.name, reading.device))
+                self._end_conditions(sensor.name, conditions)
                 self._failed.discard(sensor.name)
             except SensorUnavailableError as error:
                 LOG.info("%s is not read: %s", sensor.name, error)
@@ -103,6 +108,18 @@ class HealthMonitor:
             sensor.close()
         except Exception as error:
             LOG.error("%s cannot be closed: %s: %s", sensor.name, type(error).__name__, error)
+
+    def _end_conditions(self, sensor: str, conditions: set[tuple[str, str | None]]) -> None:
+        """Drop the conditions of a sensor that hold no more, such as a device that was missing during the boot.
+
+        Those of rules with `expires_seconds` expire later. A sensor that fails ends none.
+        """
+        with self._lock:
+            for key in self._conditions.get(sensor, set()) - conditions:
+                seen = self._findings.get(key)
+                if seen is not None and not seen.is_event and RULES[key[0]].expires_seconds is None:
+                    del self._findings[key]
+            self._conditions[sensor] = conditions
 
     def _record(self, reading: Reading) -> None:
         """Add a reading to the findings, and log it if it is new. An event is a better reason than a condition."""

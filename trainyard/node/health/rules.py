@@ -27,8 +27,8 @@ class Rule:
 
     `signal`: what a sensor sees, for the documentation. `xids`: Xid numbers in the kernel log. `pattern`: regular
     expression that the text of a kernel log record contains (after the number of an Xid); its named groups are the
-    device. `expires_seconds`: time after the last reading at which the finding ends; None: it lasts until a repair or
-    the end of the boot. `reason`: why this action.
+    device. `expires_seconds`: time after the last reading at which the finding ends; None: an event lasts until a
+    repair or the end of the boot, a condition until its sensor does not see it any more. `reason`: why this action.
     """
 
     name: str

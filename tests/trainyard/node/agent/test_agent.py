@@ -225,6 +225,33 @@ def test_s3_outage_does_not_end_the_job(node: NodeWithAgent, monkeypatch: pytest
     node.wait_for("workers_done 1")
 
 
+def test_end_of_the_job_is_reported_although_its_logs_cannot_be_written(
+    node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.request(1)
+    node.wait_for("workers_up 1")
+
+    def fail(_: AttemptTorchrun) -> None:
+        raise OSError("S3 is unavailable")
+
+    monkeypatch.setattr(AttemptTorchrun, "close", fail)
+    node.finish(0)
+    node.wait_for("workers_done 1")
+
+
+def test_node_reports_that_a_service_did_not_respond_before_the_ranks_started(
+    node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ConnectionResetError("SSM")
+
+    monkeypatch.setattr(attempt_module, "read_secrets", fail)
+    node.request(1)
+    node.wait_for("workers_failed 1")
+    (failure,) = [failure for event in node.events() if isinstance(event, AgentEvent) for failure in event.failures]
+    assert (failure.local_rank, failure.is_outage) == (None, True)
+
+
 def test_drain_saves_a_checkpoint_and_completes_the_lifecycle_action(
     node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from rehearsal.aws.process import EmulatedAws
 from tests.clusters import create_cluster
 from tests.conftest import REGION
 from tests.trainyard.node.controller.runs import FAILURE, Run, agent_event
+from trainyard.node.controller.failure_analysis import OUTAGE_RETRY_SECONDS
+from trainyard.node.controller.run_controller import MEMBERS_POLL_SECONDS
 
 
 def test_attempt_starts_when_all_nodes_are_ready(run: Run) -> None:
@@ -97,6 +99,31 @@ def test_progress_between_failures_continues_the_run(run: Run) -> None:
     assert run.step("workers_failed", 2, (FAILURE,)) is None
 
 
+def test_higher_step_is_progress_without_a_checkpoint(run: Run) -> None:
+    """Copies in host memory continue the job, so that a job that makes steps may fail more often than it saves."""
+    run.step("ready", 0)
+    for attempt in range(1, 8):
+        for node in run.nodes:
+            run.connections.add_heartbeat(node, run.record.run, run.clock.monotonic(), 100 * attempt, attempt)
+        run.controller.step()
+        run.connections.connected.clear()  # the next event is read from S3
+        failure = FAILURE.model_copy(update={"message": f"Error{attempt}: x"})
+        assert run.step("workers_failed", attempt, (failure,)) is None
+        run.controller.step()
+    assert run.published.decisions[-1].last_step == 700
+
+
+def test_next_attempt_waits_while_a_service_does_not_respond(run: Run) -> None:
+    run.step("ready", 0)
+    failure = FAILURE.model_copy(update={"local_rank": None, "message": "Throttled", "is_outage": True})
+    run.step("workers_failed", 1, (failure,))
+    run.controller.step()
+    assert run.published.attempt == 1
+    run.clock.advance(OUTAGE_RETRY_SECONDS)
+    run.controller.step()
+    assert run.published.attempt == 2
+
+
 def test_restarted_controller_continues_the_attempt(run: Run) -> None:
     run.step("ready", 0)
     run.start_controller()
@@ -166,3 +193,19 @@ def test_agents_abort_an_attempt_while_s3_does_not_respond(run: Run, monkeypatch
     run.connections.events += [agent_event(run.record.run, node, "workers_failed", 1) for node in run.nodes]
     run.controller.step()
     assert run.published.aborted_attempt == 1
+
+
+def test_attempt_is_decided_while_auto_scaling_does_not_respond(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.step("ready", 0)
+    run.step("workers_up", 1)
+
+    def fail(*_: object) -> None:
+        raise EndpointConnectionError(endpoint_url="autoscaling")
+
+    monkeypatch.setattr(run.controller.groups, "members", fail)
+    monkeypatch.setattr(run.controller.groups, "renew_lease", fail)
+    run.controller.lease.request_renewal()
+    run.clock.advance(MEMBERS_POLL_SECONDS + 1)
+    run.step("workers_failed", 1, (FAILURE,))
+    run.controller.step()
+    assert run.published.attempt == 2

@@ -9,6 +9,7 @@ from trainyard.models.events import RankFailure
 from trainyard.models.failure_messages import HUNG_WITH_PEERS
 from trainyard.node.controller.failure_analysis import (
     MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS,
+    OUTAGE_RETRY_SECONDS,
     AttemptFailure,
     decide,
     find_causes,
@@ -183,7 +184,8 @@ def test_attempts_without_progress_are_limited() -> None:
     decisions = decide_all(*attempts, {})
     assert [decision.end_reason for decision in decisions[:-1]] == [None] * (MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS - 1)
     assert (
-        decisions[-1].end_reason == "4 consecutive attempts failed without a new checkpoint; no rank reported a cause"
+        decisions[-1].end_reason
+        == "4 consecutive attempts failed without a new checkpoint or step; no rank reported a cause"
     )
 
 
@@ -212,3 +214,32 @@ def test_failure_that_hardware_may_cause_needs_a_health_check(message: str) -> N
 def test_second_failure_without_progress_needs_a_health_check() -> None:
     decisions = decide_all({"failures": [("i-1", failure(0))]}, {"failures": [("i-1", failure(0, "OSError: x"))]})
     assert [decision.checks_nodes for decision in decisions] == [False, True]
+
+
+def outage(node: str) -> tuple[str, RankFailure]:
+    text = "ClientError: An error occurred (ThrottlingException) when calling the GetParameter operation"
+    fields = {"rank": 0, "local_rank": None, "time": 1.0, "exitcode": 1, "message": text, "traceback": ""}
+    return node, RankFailure.model_validate({**fields, "is_outage": True})
+
+
+def test_attempts_are_repeated_with_growing_pauses_while_a_service_does_not_respond() -> None:
+    attempt = {"failures": [outage("i-1"), outage("i-2")], "outage_limit_seconds": 60.0}
+    decisions = decide_all(*[attempt] * 6)
+    assert {(each.cause, each.end_reason, each.attempts_without_progress) for each in decisions} == {
+        ("outage", None, 0)
+    }
+    assert [each.retry_seconds for each in decisions[:3]] == [OUTAGE_RETRY_SECONDS * factor for factor in (1, 2, 4)]
+
+
+def test_run_ends_if_the_service_does_not_respond_in_time() -> None:
+    attempt = {"failures": [outage("i-1"), outage("i-2")], "outage_limit_seconds": 2.0}
+    *earlier, last = decide_all(*[attempt] * 4)
+    assert [each.end_reason for each in earlier] == [None] * 3
+    assert last.end_reason is not None
+    assert last.end_reason.startswith("no attempt could start for 0.0333333 minutes (launch.replacement_minutes)")
+
+
+def test_node_that_alone_reaches_no_service_is_replaced() -> None:
+    *earlier, last = decide_all(*[{"failures": [outage("i-2")]}] * 3)
+    assert [each.actions for each in earlier] == [{}, {}]
+    assert (last.cause, last.actions) == ("node", {"i-2": "replace"})

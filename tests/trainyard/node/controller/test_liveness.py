@@ -35,6 +35,7 @@ class Watched:
         account = Account(REGION)
         self.liveness = Liveness(account, self.clock)
         self.impaired: dict[str, str] = {}
+        self.attempt = 1
         monkeypatch.setattr(account, "find_impaired_instances", lambda *_: self.impaired)
         self.liveness.silent_nodes(NODES)
 
@@ -42,8 +43,8 @@ class Watched:
         """Advance the clock; then the nodes in `steps` send a heartbeat with this step."""
         self.clock.now += seconds
         for node, step in steps.items():
-            self.connections.add_heartbeat(node, "run-1", self.clock.now, step)
-        self.liveness.update(self.connections.heartbeats())
+            self.connections.add_heartbeat(node, "run-1", self.clock.now, step, self.attempt)
+        self.liveness.update(self.attempt, self.connections.heartbeats())
 
     def lost(self, *failed_peers: str) -> list[str]:
         return [each.node for each in self.liveness.find_lost_nodes(NODES, failed_peers)]
@@ -59,6 +60,22 @@ def test_silence_alone_is_no_loss(watched: Watched) -> None:
         watched.advance(5.0, {"i-1": step, "i-2": None})
         assert watched.lost() == []
     assert set(watched.liveness.silent_nodes(NODES)) == {"i-3"}
+
+
+def test_time_between_two_attempts_is_no_step(watched: Watched) -> None:
+    watched.advance(5.0, {"i-1": 1, "i-2": 1, "i-3": 1})
+    watched.attempt = 2
+    watched.advance(1200.0, {"i-1": 2, "i-2": 2, "i-3": 2})
+    watched.advance(STALL_SECONDS + 1, {"i-1": 2, "i-2": 2})
+    assert watched.lost() == ["i-3"]
+
+
+def test_last_step_is_of_the_current_attempt(watched: Watched) -> None:
+    watched.advance(5.0, {"i-1": 7, "i-2": 6})
+    assert watched.liveness.last_step == 7
+    watched.attempt = 2
+    watched.advance(5.0, {})
+    assert watched.liveness.last_step == 0
 
 
 def test_silent_node_is_lost_when_ranks_of_others_fail(watched: Watched) -> None:

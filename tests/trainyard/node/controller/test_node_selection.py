@@ -1,12 +1,14 @@
 """The nodes of an attempt: added, spare and surplus ones, and fewer than before."""
 
+import pytest
+
 from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from tests.trainyard.node.controller.runs import FAILURE, Run, RunWithSpare
-from trainyard.node.controller.attempts import (
-    SMALLER_SIZE_SECONDS,
-)
+from trainyard.models.node_health import HealthFinding, NodeHealth
+from trainyard.node.controller.attempts import SMALLER_SIZE_SECONDS
 from trainyard.node.controller.liveness import SILENCE_SECONDS
+from trainyard.node.controller.node_selection import FINDING_SECONDS
 
 
 def test_scale_out_saves_a_checkpoint_and_starts_an_attempt(run: Run) -> None:
@@ -135,6 +137,42 @@ def test_job_continues_on_fewer_nodes_until_all_are_ready(run_with_spare: RunWit
     assert run.pass_health_check() == (replacement,)
     assert (run.published.attempt, set(run.published.nodes)) == (3, {remaining, replacement})
     assert run.published.save_checkpoint
+
+
+def test_job_on_fewer_nodes_continues_at_once_after_a_failed_rank(run_with_spare: RunWithSpare) -> None:
+    run = run_with_spare
+    run.pass_health_check()
+    remaining = run.published.nodes[0]
+    for node in set(run.nodes) - {remaining}:
+        run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=node, ShouldDecrementDesiredCapacity=True
+        )
+    run.step_until_loss()
+    run.clock.advance(SMALLER_SIZE_SECONDS + 1)
+    run.send_heartbeats(remaining)
+    run.controller.step()
+    run.connections.connected.clear()  # the next event is read from S3
+    failure = FAILURE.model_copy(update={"rank": 0, "local_rank": 0})
+    run.cluster.write_agent_event(run.record.run, remaining, "workers_failed", 2, (failure,))
+    run.controller.step()
+    run.controller.step()
+    assert (run.published.attempt, run.published.nodes) == (3, (remaining,))
+
+
+def test_broken_spare_is_not_used_and_replaced(run_with_spare: RunWithSpare, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, marked = run_with_spare, list[str]()
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", marked.append)
+    run.pass_health_check()
+    (spare,) = set(run.nodes) - set(run.published.nodes)
+    finding = HealthFinding(rule="gpu-lost", action="replace", device="GPU 1", text="Xid 79", time=1.0)
+    run.connections.add_heartbeat(spare, run.record.run, run.clock.monotonic(), health=NodeHealth(findings=(finding,)))
+    run.controller.step()
+    assert spare not in run.controller.attempts.selection.find_usable(run.clock.time())
+    assert marked == []
+    run.clock.advance(FINDING_SECONDS)
+    run.send_heartbeats(*run.published.nodes)
+    run.controller.step()
+    assert marked == [spare]
 
 
 def test_failed_scale_out_continues_with_the_old_nodes(run: Run) -> None:

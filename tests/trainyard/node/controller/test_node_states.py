@@ -4,6 +4,7 @@ from typing import Any
 
 from trainyard.models.events import AgentEvent
 from trainyard.models.layout import complete_checkpoints
+from trainyard.models.node_health import HealthAction, HealthFinding, NodeHealth
 from trainyard.node.controller.node_states import NodeStates
 
 
@@ -75,3 +76,17 @@ def test_ready_agent_after_a_restart_keeps_its_state_in_the_attempt() -> None:
 def test_checkpoint_without_commit_mark_does_not_count() -> None:
     keys = ["c/step-1/.metadata", "c/step-1/__0_0.distcp", "c/step-2/__0_0.distcp"]
     assert complete_checkpoints(keys, "c/") == ["step-1"]
+
+
+def health(*findings: tuple[str, HealthAction]) -> NodeHealth:
+    values = [HealthFinding(rule=rule, action=action, device=None, text="x", time=1.0) for rule, action in findings]
+    return NodeHealth(findings=tuple(values))
+
+
+def test_findings_of_hardware_need_an_action_and_are_not_of_all_nodes() -> None:
+    states = NodeStates()
+    states.update(event("i-1", "ready", health=health(("gpu-lost", "replace"), ("efa-missing", "replace"))))
+    states.update(event("i-2", "ready", health=health(("efa-missing", "replace"), ("disk-io", "warn"))))
+    rules = {node: [each.rule for each in found] for node, found in states.hardware_findings(["i-1", "i-2"]).items()}
+    assert rules == {"i-1": ["gpu-lost"]}
+    assert list(states.hardware_findings(["i-2"])) == ["i-2"]

@@ -191,4 +191,4 @@ def test_topology_of_a_node_is_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
     topology = Topology(account)
     order_nodes(("i-a1", "i-x"), topology, ())
     order_nodes(("i-a1", "i-x", "i-b1"), topology, ())
-    assert calls == [["i-a1", "i-x"], ["i-b1"]]
+    assert calls == [["i-a1", "i-x"], ["i-x", "i-b1"]]  # AWS did not describe i-x, which may not have run yet

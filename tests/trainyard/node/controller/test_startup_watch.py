@@ -25,7 +25,7 @@ def test_node_without_events_is_a_failure_some_time_after_it_was_seen() -> None:
     watch.update(playbook_event("i-1", "started"))
     assert watch.find_failures(["i-1", "i-2"], 1000.0) == []
     assert watch.find_failures(["i-1", "i-2"], 1000.0 + timeout) == []
-    failure = StartupFailure("i-2", "no events received within 15 minutes")
+    failure = StartupFailure("i-2", "no events received within 15 minutes", is_instance_fault=True)
     assert watch.find_failures(["i-1", "i-2"], 1001.0 + timeout) == [failure]
 
 

@@ -14,6 +14,7 @@ from trainyard.node.health.sensor import Reading, SensorUnavailableError
 
 LOST = Reading(RULES["gpu-lost"], "GPU 3", "Xid 79: GPU has fallen off the bus.", 1000.0)
 HOT = Reading(RULES["thermal-slowdown"], "GPU 0", "The clocks are reduced at 90 degrees Celsius.")
+MEMORY = Reading(RULES["gpu-memory-error"], "GPU 2", "Xid 94: Contained memory error.", 1000.0)
 PENDING = Reading(RULES["row-remap-pending"], "GPU 1", "A memory row waits for its remapping.")
 
 
@@ -102,12 +103,12 @@ def test_new_finding_is_logged_once(start: Start, caplog: pytest.LogCaptureFixtu
 
 
 def test_transient_finding_expires(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = [[HOT, PENDING]]
+    batches = [[HOT, LOST]]
     monitor = start(ListSensor(lambda: batches.pop() if batches else []))
     eventually(lambda: len(rules(monitor)) == 2, "the findings")
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 61)
-    assert rules(monitor) == ["row-remap-pending"]
+    assert rules(monitor) == ["gpu-lost"]
 
 
 def test_hanging_sensor_stops_nothing_and_becomes_a_finding(start: Start) -> None:
@@ -151,7 +152,7 @@ def test_unavailable_sensor_is_not_read_again(start: Start) -> None:
 
 
 def test_repaired_findings_are_forgotten(start: Start) -> None:
-    batches = [[PENDING, LOST]]
+    batches = [[MEMORY, LOST]]
     monitor = start(ListSensor(lambda: batches.pop() if batches else []))
     eventually(lambda: len(rules(monitor)) == 2, "the findings")
     monitor.forget("reset")
@@ -167,3 +168,25 @@ def test_stopped_monitor_releases_its_sensors_and_can_be_started_again(start: St
     monitor.forget("warn")
     monitor.start()
     eventually(lambda: rules(monitor) == ["thermal-slowdown"], "the finding after the restart")
+
+
+def test_condition_ends_when_its_sensor_does_not_see_it_any_more(start: Start) -> None:
+    readings = [PENDING, LOST]
+    monitor = start(ListSensor(lambda: readings))
+    eventually(lambda: rules(monitor) == ["gpu-lost", "row-remap-pending"], "both findings")
+    readings = []
+    eventually(lambda: rules(monitor) == ["gpu-lost"], "the end of the condition; the event remains")
+
+
+def test_sensor_that_fails_ends_no_condition(start: Start) -> None:
+    calls: list[int] = []
+
+    def read() -> list[Reading]:
+        calls.append(1)
+        if len(calls) > 1:
+            raise OSError("NVML: unknown error")
+        return [PENDING]
+
+    monitor = start(ListSensor(read))
+    eventually(lambda: len(calls) > 3, "more readings")
+    assert rules(monitor) == ["row-remap-pending"]
