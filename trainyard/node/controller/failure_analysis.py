@@ -25,9 +25,9 @@ from trainyard.models.failure_messages import (
 from trainyard.models.node_health import ACTIONS
 
 MAXIMUM_ATTEMPTS_WITHOUT_PROGRESS = 4
-# Pauses before another attempt while a service does not respond, and attempts that only one node cannot start.
+# Pauses before another attempt while a service does not respond.
 OUTAGE_RETRY_SECONDS, MAXIMUM_RETRY_SECONDS = 5.0, 120.0
-ATTEMPTS_OF_ISOLATED_NODE = 3
+ATTEMPTS_OF_ISOLATED_NODE = 3  # after which a node that alone fails is replaced
 
 # Error messages of a rank that failed only because another rank failed or became unreachable.
 _PEER_FAILURE = re.compile(
@@ -152,7 +152,7 @@ def _retry_after_outage(
 ) -> AttemptDecision:
     """Start another attempt after a pause, which doubles each time, until the limit. Then the run ends.
 
-    A node that alone fails so three times has a fault of its own, such as of its network: it is replaced.
+    A node that alone fails so three times is replaced: its network may be broken.
     """
     outages = list(takewhile(lambda each: each.cause == "outage", reversed(earlier)))
     nodes = tuple(sorted({node for node, each in failure.failures if each.is_outage}))

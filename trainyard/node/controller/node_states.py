@@ -61,8 +61,8 @@ class NodeStates:
         }
         rules = [{each.rule for each in findings} for findings in needed.values()]
         common = set.intersection(*rules) if len(rules) > 1 else set()
-        found = {node: [each for each in findings if each.rule not in common] for node, findings in needed.items()}
-        return {node: findings for node, findings in found.items() if findings}
+        specific = {node: [each for each in findings if each.rule not in common] for node, findings in needed.items()}
+        return {node: findings for node, findings in specific.items() if findings}
 
     def select_nodes(
         self, members: Iterable[str], count: int, preferred: Sequence[AbstractSet[str]] = ()

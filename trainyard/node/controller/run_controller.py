@@ -99,7 +99,7 @@ class RunController:
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
 
     def _read_members(self, now: float) -> bool:
-        """Read the members of the groups, and return whether AWS has responded. Without a response they stay known."""
+        """Read the members of the groups, and return whether AWS has responded. Otherwise the known members remain."""
         try:
             members = self.groups.members()
         except (BotoCoreError, ClientError) as error:

@@ -1,6 +1,7 @@
 """Reads the network nodes above each instance from EC2 (DescribeInstanceTopology), once for each instance.
 
-EC2 describes running instances only (API reference of DescribeInstanceTopology): it is asked again about others.
+EC2 describes running instances only (API reference of DescribeInstanceTopology), so later calls repeat the request for
+others.
 """
 
 import logging

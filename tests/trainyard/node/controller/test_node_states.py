@@ -87,6 +87,8 @@ def test_findings_of_hardware_need_an_action_and_are_not_of_all_nodes() -> None:
     states = NodeStates()
     states.update(event("i-1", "ready", health=health(("gpu-lost", "replace"), ("efa-missing", "replace"))))
     states.update(event("i-2", "ready", health=health(("efa-missing", "replace"), ("disk-io", "warn"))))
-    rules = {node: [each.rule for each in found] for node, found in states.hardware_findings(["i-1", "i-2"]).items()}
+    rules = {
+        node: [each.rule for each in findings] for node, findings in states.hardware_findings(["i-1", "i-2"]).items()
+    }
     assert rules == {"i-1": ["gpu-lost"]}
     assert list(states.hardware_findings(["i-2"])) == ["i-2"]
