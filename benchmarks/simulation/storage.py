@@ -1,6 +1,6 @@
 """A bucket in memory, with the methods that the controller of a run uses."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
@@ -21,9 +21,10 @@ class MemoryBucket(Bucket):
         self._keys: list[str] = []
         self._checks: list[str] = []
 
-    def keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below a prefix, in order."""
-        for position in range(bisect_left(self._keys, prefix), len(self._keys)):
+    def keys(self, prefix: str, after: str = "") -> Iterator[str]:
+        """Yield the keys below a prefix, in order; those after the key `after`."""
+        first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
+        for position in range(first, len(self._keys)):
             if not self._keys[position].startswith(prefix):
                 return
             yield self._keys[position]

@@ -75,14 +75,15 @@ class Bucket:
             for item in page.get("CommonPrefixes", []):
                 yield item["Prefix"].removeprefix(prefix).rstrip("/")
 
-    def keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below a prefix, in order."""
-        for stored in self.objects(prefix):
+    def keys(self, prefix: str, after: str = "") -> Iterator[str]:
+        """Yield the keys below a prefix, in order; those after the key `after`."""
+        for stored in self.objects(prefix, after):
             yield stored.key
 
-    def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """Yield the objects below a prefix, in the order of their keys."""
-        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix):
+    def objects(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
+        """Yield the objects below a prefix, in the order of their keys; those after the key `after`."""
+        limits = {"StartAfter": after} if after else {}
+        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix, **limits):
             for item in page.get("Contents", []):
                 storage_class, modified = item.get("StorageClass", "STANDARD"), item["LastModified"].timestamp()
                 yield StoredObject(item["Key"], storage_class, modified, item["Size"])

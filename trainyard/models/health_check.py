@@ -7,7 +7,7 @@ from pydantic import Field
 from trainyard.base import StrictModel
 
 NodeFaultKind = Literal[
-    "gpus", "network", "matmul", "nvlink", "versions", "crashed", "hung", "no_report", "bandwidth", "fabric"
+    "gpus", "network", "matmul", "nvlink", "versions", "crashed", "hung", "no_report", "peers", "bandwidth", "fabric"
 ]
 
 HealthCheckDecision = Literal["passed", "repeat", "replace", "failed"]

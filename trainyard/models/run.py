@@ -157,7 +157,9 @@ class Control(StrictModel):
     decisions: tuple[AttemptDecision, ...] = Field(
         (), description="Decisions on the attempts that failed since the last progress, oldest first."
     )
-    checkpoints: tuple[str, ...] = Field((), description="Complete checkpoints at the last decision.")
+    newest_checkpoint: str = Field(
+        "", description="Newest complete checkpoint at the last decision; of a custom job: SHA-256 of all keys."
+    )
     last_passed_check: int = Field(0, ge=0, description="Attempt before which all of its nodes passed a health check.")
     repairs: dict[str, NodeRepair] = Field(
         default_factory=dict, description="Instance -> the repair that its agent must do now."

@@ -70,7 +70,7 @@ def test_requests_reach_agents_that_are_connected_and_that_connect_later(
     server: AgentServer, connection: HeadConnection, cluster: Cluster
 ) -> None:
     eventually(lambda: bool(server.connected_nodes()), "the connection")
-    server.publish(RUN, Control(attempt=3, checkpoints=("step-1",)))  # only the controller needs its checkpoints
+    server.publish(RUN, Control(attempt=3, newest_checkpoint="step-1"))  # only the controller needs it
     assert connection.changed.wait(10)
     assert connection.control(RUN) == Control(attempt=3)
     assert connection.control("another") is None

@@ -31,7 +31,7 @@ from trainyard.node.identity import Node
 # A failed rank is reported with its traceback (6 KB): some hundred kilobytes for a node of eight.
 MAXIMUM_MESSAGE_BYTES = 8 << 20
 START_TIMEOUT_SECONDS = 30.0
-_CONTROLLER_ONLY = {"control": {"decisions", "checkpoints"}}  # fields that agents do not need
+_CONTROLLER_ONLY = {"control": {"decisions", "newest_checkpoint"}}  # fields that agents do not need
 LOG = logging.getLogger("controller.agents")
 
 

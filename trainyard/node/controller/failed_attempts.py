@@ -32,10 +32,10 @@ class FailedAttempts:
         `slow`: node -> how one of its ranks is slower than the others.
         """
         state, control = self._state, self._state.control
-        checkpoints = tuple(sorted(state.checkpoints()))
+        newest_checkpoint = state.find_newest_checkpoint()
         last_step, latest = self._liveness.last_step, control.latest_decision
         has_new_steps = latest is not None and last_step > latest.last_step
-        has_progress = has_new_steps or not set(checkpoints) <= set(control.checkpoints)
+        has_progress = has_new_steps or newest_checkpoint != control.newest_checkpoint
         failure = AttemptFailure(
             attempt=control.attempt,
             time=state.clock.time(),
@@ -59,11 +59,11 @@ class FailedAttempts:
             LOG.info("evidence: %s: %s", evidence.kind, evidence.text)
         earlier = () if has_progress else control.decisions
         if decision.end_reason is not None:
-            self._store(decision, earlier, checkpoints, {})
+            self._store(decision, earlier, newest_checkpoint, {})
             minutes = state.run.limits.keep_after_failure_minutes
             return create_outcome(state, "failed", decision.end_reason, decision, keep_minutes=minutes)
         replaced = self._repairs.find_replaced_nodes(decision)
-        self._store(decision, earlier, checkpoints, self._repairs.plan(decision, replaced))
+        self._store(decision, earlier, newest_checkpoint, self._repairs.plan(decision, replaced))
         self._repairs.start(decision, replaced)
         return None
 
@@ -83,7 +83,7 @@ class FailedAttempts:
         self,
         decision: AttemptDecision,
         earlier: tuple[AttemptDecision, ...],
-        checkpoints: tuple[str, ...],
+        newest_checkpoint: str,
         plan: Mapping[str, Any],
     ) -> None:
         """Write the decision, from which `trainyard why` explains it, and its consequences for the control file.
@@ -97,7 +97,7 @@ class FailedAttempts:
         state.update_control(
             waiting_since=decision.time,
             decisions=(*earlier, decision),
-            checkpoints=checkpoints,
+            newest_checkpoint=newest_checkpoint,
             healthy_nodes=tuple(node for node in control.healthy_nodes if node not in unverified),
             **plan,
         )

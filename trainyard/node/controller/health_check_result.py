@@ -79,6 +79,8 @@ def evaluate(
     for node, text in _find_slow_nodes(nodes, events, groups, manifest, slow_nodes):
         if not any(fault.kind == "matmul" for fault in faults[node]):
             faults[node].append(NodeFault(kind="matmul", text=text))
+    for node, text in _find_unreachable_nodes(nodes, events):
+        faults[node] = faults[node] or [NodeFault(kind="peers", text=text)]
     shared_faults = list(_evaluate_versions(nodes, events, others, faults))
     if not any(faults.values()) and set(nodes) <= events.keys():
         shared_faults += _evaluate_fabric(nodes, events, groups, manifest, processes)
@@ -140,6 +142,19 @@ def _find_slow_nodes(
                 device = "the slowest GPU" if has_gpus else "the slowest process"
                 text = f"{device} multiplies matrices at {rate:g} TFLOP/s, other {instance_type} nodes at"
                 yield node, f"{text} {usual:g}"
+
+
+def _find_unreachable_nodes(nodes: Sequence[str], events: Mapping[str, HealthCheckEvent]) -> Iterator[tuple[str, str]]:
+    """Yield (node, text) of nodes that did not arrive at most of the others, if these reached each other.
+
+    Such a node reports that all others are missing. Without a majority, the fault is between the nodes.
+    """
+    waiting = Counter(peer for node in nodes if node in events for peer in events[node].missing_peers)
+    others = len(nodes) - 1
+    unreachable = [node for node in nodes if 2 * waiting[node] > others]
+    if 2 * len(unreachable) < len(nodes):
+        for node in unreachable:
+            yield node, f"{waiting[node]} of {others} other nodes could not reach it"
 
 
 def _evaluate_network(values: NodeMeasurements, group: WorkerGroup, software_location: str) -> Iterator[NodeFault]:

@@ -55,6 +55,6 @@ def _check_results(state: RunState) -> tuple[str | None, str]:
         results = Results.model_validate_json(content)
     except ValidationError as error:
         return f"s3://{state.data.name}/{key} is not valid ({error})", ""
-    if not state.checkpoints():
+    if not state.find_newest_checkpoint():
         return f"s3://{state.data.name}/{state.layout.checkpoints} has no complete checkpoint", ""
     return None, f"{results.steps} steps, last loss {results.last_loss:.4f}"

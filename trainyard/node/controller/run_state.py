@@ -1,6 +1,7 @@
 """State that all parts of the controller of one run use: the run's record, its control file, its nodes, its clock."""
 
 import logging
+from hashlib import sha256
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -59,7 +60,15 @@ class RunState:
         nodes = self.control.nodes
         return bool(nodes) and self.node_states.all_have_state(state, self.control.attempt, nodes)
 
-    def checkpoints(self) -> list[str]:
-        """Return the complete checkpoints; for a custom job, whose format is not known, the keys of all objects."""
-        keys = list(self.data.keys(self.layout.checkpoints))
-        return keys if self.run.job.train is None else complete_checkpoints(keys, self.layout.checkpoints)
+    def find_newest_checkpoint(self) -> str:
+        """Return the name of the newest complete checkpoint; empty without one.
+
+        Only keys after the known checkpoint are listed: a large job has millions of them. The format of a custom job's
+        checkpoints is not known: the result is a SHA-256 of the keys of its objects, which any new object changes.
+        """
+        prefix, known = self.layout.checkpoints, self.control.newest_checkpoint
+        if self.run.job.train is None:
+            keys = "\n".join(self.data.keys(prefix))
+            return sha256(keys.encode()).hexdigest() if keys else ""
+        newer = self.data.keys(prefix, f"{prefix}{known}0" if known else "")  # "0" is the character after "/"
+        return max([known, *complete_checkpoints(newer, prefix)])

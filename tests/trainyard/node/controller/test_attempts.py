@@ -99,6 +99,30 @@ def test_progress_between_failures_continues_the_run(run: Run) -> None:
     assert run.step("workers_failed", 2, (FAILURE,)) is None
 
 
+def test_only_a_newer_checkpoint_is_progress(run: Run) -> None:
+    run.write_checkpoint(20)
+    run.step("ready", 0)
+    run.step("workers_failed", 1, (FAILURE,))
+    run.controller.step()
+    assert run.published.newest_checkpoint == "step-00000020"
+    run.write_checkpoint(10)
+    outcome = run.step("workers_failed", 2, (FAILURE,))
+    assert outcome is not None
+    assert outcome.state == "failed"
+
+
+def test_any_new_object_of_a_custom_job_is_progress(account: EmulatedAws) -> None:
+    run = Run(create_cluster(REGION))
+    job = run.record.job.model_copy(update={"train": None, "command": ("train.py",)})
+    run.record = run.record.model_copy(update={"job": job})
+    run.start_controller()
+    run.step("ready", 0)
+    run.step("workers_failed", 1, (FAILURE,))
+    run.controller.step()
+    run.cluster.data.write(f"{run.layout.checkpoints}model.pt", b"x")
+    assert run.step("workers_failed", 2, (FAILURE,)) is None
+
+
 def test_higher_step_is_progress_without_a_checkpoint(run: Run) -> None:
     """Copies in host memory continue the job, so that a job that makes steps may fail more often than it saves."""
     run.step("ready", 0)

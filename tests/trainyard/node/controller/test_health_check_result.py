@@ -118,6 +118,20 @@ def test_missing_peer_is_a_fault_of_the_peer() -> None:
     assert result.faults == ()
 
 
+def test_node_that_no_other_node_reaches_has_a_fault() -> None:
+    nodes = ("i-1", "i-2", "i-3", "i-4")
+    reports = {node: event(node, missing_peers=("i-4",)) for node in nodes[:3]}
+    reports["i-4"] = event("i-4", missing_peers=nodes[:3])
+    result = evaluate(nodes, reports, P4D, 8, {}, 3.0)
+    assert (kinds(result), result.faults) == ({"i-4": ["peers"]}, ())
+
+
+def test_two_nodes_that_do_not_reach_each_other_have_a_fault_between_them() -> None:
+    reports = {"i-1": event("i-1", missing_peers=("i-2",)), "i-2": event("i-2", missing_peers=("i-1",))}
+    result = evaluate(("i-1", "i-2"), reports, P4D, 8, {}, 3.0)
+    assert (result.faulty_nodes, [fault.kind for fault in result.faults]) == ({}, ["fabric"])
+
+
 def test_stage_that_no_node_completes_is_a_fabric_fault() -> None:
     result = evaluate_three_nodes(
         *(event(node, incomplete_stage="all-reduce over all nodes", network_gbs=None) for node in NODES)
