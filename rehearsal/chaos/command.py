@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rehearsal.chaos.report import ChaosReport, build_report
+from rehearsal.chaos.report import GOODPUT_PERIOD_SECONDS, MINIMUM_GOODPUT, ChaosReport, build_report
 from rehearsal.chaos.schedule import plan_faults
 from rehearsal.display import Display
 from rehearsal.interrupts import Interrupts
@@ -60,7 +60,9 @@ def run_chaos(options: Options, chaos: ChaosOptions, display: Display, interrupt
         reason = f"the job takes {seconds:.0f} s without faults, and the last fault is at {faults[-1].after:g} s"
         raise InputError([Problem("--steps", str(steps), reason, f"Use --steps {fitting}", "too_few_steps")])
     report, timeline = rehearse(replace(options, run_faults=tuple(faults)), display, interrupts)
-    result = build_report(chaos.seed, report, timeline.records or RunRecords(), lines)
+    expects_goodput = settings.spares > 0 and chaos.period_seconds >= GOODPUT_PERIOD_SECONDS
+    minimum = MINIMUM_GOODPUT if expects_goodput else 0.0
+    result = build_report(chaos.seed, report, timeline.records or RunRecords(), lines, minimum)
     (options.folder / CHAOS_FILE).write_text(result.model_dump_json(indent=1) + "\n")
     return result
 

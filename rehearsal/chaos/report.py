@@ -19,6 +19,8 @@ from trainyard.models.report import FaultInjection, NotRehearsed, Recovery, Repo
 from trainyard.quantity import quantity
 
 MAX_UNEXPLAINED_SHARE = 0.02
+# With a spare node, and at most one fault in this time on average.
+MINIMUM_GOODPUT, GOODPUT_PERIOD_SECONDS = 0.9, 120.0
 
 
 class Check(StrictModel):
@@ -54,7 +56,9 @@ class ChaosReport(StrictModel):
     not_rehearsed: tuple[NotRehearsed, ...] = Field(description="Kinds of faults that need another backend.")
 
 
-def build_report(seed: int, report: Report, records: RunRecords, reference: Sequence[MetricLine]) -> ChaosReport:
+def build_report(
+    seed: int, report: Report, records: RunRecords, reference: Sequence[MetricLine], minimum_goodput: float = 0.0
+) -> ChaosReport:
     """Return the report of a chaos run. `reference`: metric lines of the same job without faults."""
     instances = workers(records.instances)
     has_ended = bool(instances) and all(each.terminated_time is not None for each in instances)
@@ -68,6 +72,7 @@ def build_report(seed: int, report: Report, records: RunRecords, reference: Sequ
         _check("leaks", [f"{each.kind} {each.id}" for each in report.leaked], "0 resources"),
         _check("healthy nodes", replaced_healthy_nodes(report.injections, records), "0 replaced", "replaced: "),
         _check_usage(usage),
+        _check_goodput(usage, minimum_goodput),
     ]
     return ChaosReport(
         ok=all(check.ok for check in checks),
@@ -167,6 +172,12 @@ def _check_usage(usage: InstanceUsage | None) -> Check:
     return Check(name="billed time", ok=abs(share) <= MAX_UNEXPLAINED_SHARE, text=text)
 
 
+def _check_goodput(usage: InstanceUsage | None, minimum: float) -> Check:
+    goodput = usage.goodput if usage else 0.0
+    required = f", at least {minimum:.0%} required" if minimum else ""
+    return Check(name="goodput", ok=goodput >= minimum, text=f"{goodput:.1%}{required}")
+
+
 def print_report(report: ChaosReport, console: Console) -> None:
     """Print checks, recoveries and usage as tables."""
     console.print(recovery_table(report.recoveries))
@@ -180,5 +191,5 @@ def print_report(report: ChaosReport, console: Console) -> None:
         state = "[green]ok[/green]    " if check.ok else "[red]failed[/red]"
         console.print(state, end=" ")
         console.print(f"{check.name}: {check.text.splitlines()[0]}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"goodput {report.goodput:.1%}, seed {report.seed}", highlight=False)
+    console.print(f"seed {report.seed}", highlight=False)
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")

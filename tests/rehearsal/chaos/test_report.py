@@ -130,5 +130,13 @@ def test_report_names_checks_faults_and_uses() -> None:
     console = Console(record=True, width=120, quiet=False)
     with console.capture() as capture:
         print_report(chaos(), console)
-    for text in ("rank-kill,rank=3,after=10", "useful steps", "healthy nodes: 0 replaced", "goodput 54.0%"):
+    for text in ("rank-kill,rank=3,after=10", "useful steps", "healthy nodes: 0 replaced", "goodput: 54.0%"):
         assert text in capture.get()
+
+
+@pytest.mark.parametrize(("minimum", "is_ok"), [(0.5, True), (0.9, False)])
+def test_goodput_has_a_minimum(minimum: float, is_ok: bool) -> None:
+    run = interrupted_run()
+    report = build_report(1, rehearsal(), run, run.final_lines, minimum)
+    (check,) = (check for check in report.checks if check.name == "goodput")
+    assert (check.ok, check.text) == (is_ok, f"54.0%, at least {minimum:.0%} required")
