@@ -114,7 +114,7 @@ def test_workers_ignore_termination_signals_of_other_processes(
     assert len(list(islice(training, 20))) == 20
     for worker in workers:
         worker.terminate()
-    eventually(lambda: not any(worker.is_running() for worker in workers), "the exit of the workers", 10)
+    eventually(lambda: not any(worker.is_running() for worker in workers), "the exit of the workers")
     data.close()
 
 
