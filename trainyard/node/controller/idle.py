@@ -18,7 +18,8 @@ class IdleDetector:
     def update(self, event: ActivityEvent) -> None:
         """Add an event of an agent."""
         known = self._latest.get(event.instance)
-        if known is None or event.time >= known.time:
+        # The system time of a node may be set back.
+        if known is None or (event.boot, event.sequence) >= (known.boot, known.sequence):
             self._latest[event.instance] = event
 
     def find_idle_reason(self, attempt: int, nodes: Iterable[str], minutes: float, now: float) -> str | None:

@@ -7,6 +7,7 @@ import pytest
 from tests.clusters import event_fields
 from tests.trainyard.node.controller.runs import Run, end_run
 from trainyard.models.events import ActivityEvent
+from trainyard.node.controller.idle import IdleDetector
 
 
 def write_idle_event(run: Run, node: str, idle_since: float | None, attempt: int = 1) -> None:
@@ -56,3 +57,12 @@ def test_idle_run_without_a_limit_continues(run: Run) -> None:
     for node in run.nodes:
         write_idle_event(run, node, time.time() - 10_000)
     assert run.controller.step() is None
+
+
+def test_newer_event_counts_although_the_clock_was_set_back() -> None:
+    detector, now = IdleDetector(), time.time()
+    fields = {"run": "r", "attempt": 1, "resource": "cpu", "percent": 0.2}
+    for sequence, at, idle_since in ((1, now, now - 700), (2, now - 5, None)):
+        values = {**event_fields("i-1", "worker"), **fields, "sequence": sequence, "time": at, "idle_since": idle_since}
+        detector.update(ActivityEvent.model_validate(values))
+    assert detector.find_idle_reason(1, ["i-1"], 10.0, now) is None
