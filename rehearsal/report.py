@@ -58,7 +58,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(facts)
     if report.recoveries:
         console.print(recovery_table(report.recoveries))
-        console.print(f"{quantity(report.replacements, 'node')} launched as replacements", highlight=False)
+        console.print(f"{quantity(report.replacements, 'replacement')} launched", highlight=False)
     differences = len(report.substitutions) + len(report.not_rehearsed)
     text = f"{quantity(differences, 'difference')} from AWS: see `substitutions` and `not_rehearsed` in report.json"
     console.print(text, highlight=False)

@@ -41,8 +41,8 @@ def read_run_record(cluster: Cluster, run: str | None) -> RunRecord:
         reason, fix = "the stack has no runs", f"Launch one: trainyard up -s {cluster.stack}"
     else:
         reason = f"s3://{cluster.data.name} has no such run"
-        fix = "Use the name of a folder in runs/, or omit --run for the newest run"
-    raise InputError([Problem("--run", run, reason, fix, "unknown_run")])
+        fix = "Use the name of a folder in runs/, or name no run for the newest"
+    raise InputError([Problem("run", run, reason, fix, "unknown_run")])
 
 
 def read_logs(cluster: Cluster, run: str | None, source: str, follow: bool = False) -> Iterator[tuple[str, str]]:

@@ -146,7 +146,7 @@ def test_logs_are_filtered_by_source(cluster: clusters.Cluster, record: RunRecor
 
 
 def test_unknown_run_is_refused(cluster: clusters.Cluster, record: RunRecord) -> None:
-    with pytest.raises(InputError, match=r"--run = 'nothing': s3://.* has no such run"):
+    with pytest.raises(InputError, match=r"run = 'nothing': s3://.* has no such run"):
         read_status(connect(cluster), "nothing")
 
 

@@ -59,7 +59,7 @@ def test_idle_run_without_a_limit_continues(run: Run) -> None:
     assert run.controller.step() is None
 
 
-def test_newer_event_counts_although_the_clock_was_set_back() -> None:
+def test_newer_event_counts_although_its_time_is_earlier() -> None:
     detector, now = IdleDetector(), time.time()
     fields = {"run": "r", "attempt": 1, "resource": "cpu", "percent": 0.2}
     for sequence, at, idle_since in ((1, now, now - 700), (2, now - 5, None)):
