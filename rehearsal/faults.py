@@ -123,6 +123,10 @@ def _check_run_fault(fault: RunFault, settings: StackSettings, backend: BackendN
     if settings.job.train is None:
         fix = "Remove this fault, or rehearse a stack with job.train"
         raise _error(format_fault(fault), ["step: the steps of a custom job are not known"], fix)
+    steps = settings.job.train.steps
+    if fault.step >= steps:
+        fix = f"Use a step before {steps}, or add --set job.train.steps=NUMBER (SET=job.train.steps=NUMBER)"
+        raise _error(format_fault(fault), [f"step: the job has {steps} steps"], fix)
     if backend not in fault.backends:
         fix = f"Add --backend {fault.backends[0]} (BACKEND={fault.backends[0]})"
         raise _error(format_fault(fault), [f"nodes of the backend {backend} cannot have this fault"], fix)

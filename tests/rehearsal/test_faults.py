@@ -177,6 +177,15 @@ def test_killed_rank_must_exist(rank: int, is_valid: bool) -> None:
         check_faults([RankKill(rank=rank, step=1)], settings, "us-east-1", "process")
 
 
+def test_step_of_a_fault_must_be_before_the_last() -> None:
+    settings = read_stack(Options(project=read_project(ROOT), stack="local"))[1]
+    assert settings.job.train is not None
+    steps = settings.job.train.steps
+    check_faults([RankKill(rank=0, step=steps - 1)], settings, "us-east-1", "process")
+    with pytest.raises(InputError, match=f"step: the job has {steps} steps"):
+        check_faults([RankKill(rank=0, step=steps)], settings, "us-east-1", "process")
+
+
 @pytest.mark.parametrize(
     ("stack", "fault", "message"),
     [
