@@ -182,11 +182,11 @@ def print_report(report: ChaosReport, console: Console) -> None:
     """Print checks, recoveries and usage as tables."""
     console.print(recovery_table(report.recoveries))
     if report.usage is not None:
-        usage = Table("use", "instance-seconds", "share")
+        table = Table("use", "instance-seconds", "share")
         for name, used in report.usage.seconds.items():
-            usage.add_row(name, f"{used:.1f}", f"{used / report.usage.billed_seconds:.1%}")
-        usage.add_row("billed", f"{report.usage.billed_seconds:.1f}", style="bold")
-        console.print(usage)
+            table.add_row(name, f"{used:.1f}", f"{used / report.usage.billed_seconds:.1%}")
+        table.add_row("billed", f"{report.usage.billed_seconds:.1f}", style="bold")
+        console.print(table)
     for check in report.checks:
         state = "[green]ok[/green]    " if check.ok else "[red]failed[/red]"
         console.print(state, end=" ")

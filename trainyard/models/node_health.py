@@ -25,6 +25,11 @@ class HealthFinding(StrictModel):
     time: float = Field(description="Unix time at which it was first seen, seconds.")
     count: int = Field(1, ge=1, description="Number of its events in this boot; 1 for a condition that holds.")
 
+    def describe(self, node: str) -> str:
+        """Return the fault with its place, rule and action. `node`: EC2 instance id."""
+        place = f"{self.device} of {node}" if self.device else node
+        return f"{place}: {self.text} ({self.rule}: {self.action})"
+
 
 class NodeHealth(StrictModel):
     """The findings of a node, the most severe first: at most MAX_FINDINGS."""

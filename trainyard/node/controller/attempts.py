@@ -238,10 +238,10 @@ class Attempts:
         since, minutes = state.control.waiting_since, state.run.limits.replacement_minutes
         if since is None or state.control.health_check is not None:
             return None
-        nodes = self.selection.select_smaller_size(now)
-        # A job that already ran on fewer nodes continues at once if these are ready.
-        is_unchanged = nodes is not None and len(nodes) == len(state.control.nodes)
-        if nodes is not None and (is_unchanged or now > since + SMALLER_SIZE_SECONDS):
+        # A job that already ran on fewer nodes continues at once if as many are ready.
+        is_due, size = now > since + SMALLER_SIZE_SECONDS, len(state.control.nodes)
+        nodes = self.selection.select_smaller_size(now) if is_due or size < state.run.nodes else None
+        if nodes is not None and (is_due or len(nodes) == size):
             LOG.warning("attempt %d continues on %d of %d nodes", state.control.attempt, len(nodes), state.run.nodes)
             self._use_nodes(nodes, now)
             return None

@@ -38,15 +38,7 @@ class Controller:
         self._ended_run: str | None = None
 
     def step(self) -> None:
-        """Advance the current run, if any. If S3 does not respond, the lease of an active run is renewed anyway."""
-        try:
-            self._step()
-        except (BotoCoreError, ClientError):
-            if self._current is not None and self._is_active:
-                self._current.lease.renew_if_due(self._current.state.clock.time())
-            raise
-
-    def _step(self) -> None:
+        """Advance the current run, if any. If S3 does not respond, an active run continues with what is known."""
         run = self._read_run()
         if run is None or run.run == self._ended_run:
             return

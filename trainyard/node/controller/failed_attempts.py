@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.models.decision import AttemptDecision, NodeAction
-from trainyard.models.node_health import HealthFinding
 from trainyard.models.run import Outcome
 from trainyard.node.controller.failure_analysis import AttemptFailure, decide
 from trainyard.node.controller.liveness import Liveness
@@ -72,10 +71,7 @@ class FailedAttempts:
         """Return the findings of the nodes' health monitors that need an action."""
         return {
             node: [
-                (action, f"{_location(each, node)}: {each.text} ({each.rule}: {action})")
-                for each in findings
-                for action in REPAIR_ACTIONS
-                if action == each.action
+                (action, each.describe(node)) for each in findings for action in REPAIR_ACTIONS if action == each.action
             ]
             for node, findings in self._state.node_states.hardware_findings(nodes).items()
         }
@@ -102,8 +98,3 @@ class FailedAttempts:
             healthy_nodes=tuple(node for node in control.healthy_nodes if node not in unverified),
             **plan,
         )
-
-
-def _location(finding: HealthFinding, node: str) -> str:
-    """Return where a finding is, such as `GPU 1 of i-1`."""
-    return f"{finding.device} of {node}" if finding.device else node

@@ -55,7 +55,7 @@ class NodeSelection:
         self._broken_since = {node: self._broken_since.get(node, clock) for node in broken}
         for node, since in self._broken_since.items():
             if clock >= since + FINDING_SECONDS:
-                reason = "; ".join(f"{each.device or node}: {each.text} ({each.rule})" for each in broken[node])
+                reason = "; ".join(each.describe(node) for each in broken[node])
                 LOG.warning("%s, which no attempt uses: %s: replaced", node, reason)
                 self._repairs.replace(node, reason)
 
@@ -65,13 +65,14 @@ class NodeSelection:
         The order of preference: nodes of the last attempt; nodes that are not below a network node with several
         replaced nodes; nodes that passed a health check.
         """
-        control, usable = self._state.control, self.find_usable(now)
+        control, states = self._state.control, self._state.node_states
+        ready = states.ready_nodes(self.find_usable(now))  # EC2 does not describe the topology of pending instances
         preferred = (
             frozenset(control.nodes),
-            self._history.find_unsuspected(usable),
+            self._history.find_unsuspected(ready),
             frozenset(control.healthy_nodes),
         )
-        return self._state.node_states.select_nodes(usable, count, preferred)
+        return states.select_nodes(ready, count, preferred)
 
     def select_smaller_size(self, now: float) -> tuple[str, ...] | None:
         """Return the nodes of the largest size with which the job can continue; None if too few nodes are ready."""

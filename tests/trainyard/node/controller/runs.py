@@ -156,6 +156,16 @@ class RunWithSpare(Run):
         self.controller.step()
         return request.nodes
 
+    def lose_all_but_one(self) -> str:
+        """Remove all nodes but the first of the attempt from their group; return that node."""
+        remaining = self.published.nodes[0]
+        for node in set(self.nodes) - {remaining}:
+            self.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+                InstanceId=node, ShouldDecrementDesiredCapacity=True
+            )
+        self.step_until_loss()
+        return remaining
+
 
 def end_run(controller: RunController, outcome: Outcome) -> None:
     """End a run with this outcome, as the controller's loop does."""

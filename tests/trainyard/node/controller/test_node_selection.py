@@ -119,12 +119,7 @@ def test_failed_rank_does_not_use_the_spare(run_with_spare: RunWithSpare) -> Non
 def test_job_continues_on_fewer_nodes_until_all_are_ready(run_with_spare: RunWithSpare) -> None:
     run = run_with_spare
     run.pass_health_check()
-    remaining = run.published.nodes[0]
-    for node in set(run.nodes) - {remaining}:
-        run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
-            InstanceId=node, ShouldDecrementDesiredCapacity=True
-        )
-    run.step_until_loss()
+    remaining = run.lose_all_but_one()
     assert run.published.attempt == 1
     run.clock.advance(SMALLER_SIZE_SECONDS + 1)
     run.send_heartbeats(remaining)
@@ -142,12 +137,7 @@ def test_job_continues_on_fewer_nodes_until_all_are_ready(run_with_spare: RunWit
 def test_job_on_fewer_nodes_continues_at_once_after_a_failed_rank(run_with_spare: RunWithSpare) -> None:
     run = run_with_spare
     run.pass_health_check()
-    remaining = run.published.nodes[0]
-    for node in set(run.nodes) - {remaining}:
-        run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
-            InstanceId=node, ShouldDecrementDesiredCapacity=True
-        )
-    run.step_until_loss()
+    remaining = run.lose_all_but_one()
     run.clock.advance(SMALLER_SIZE_SECONDS + 1)
     run.send_heartbeats(remaining)
     run.controller.step()
