@@ -37,6 +37,9 @@ class HealthMonitor:
     def __init__(self, sensors: Sequence[Sensor], hang_seconds: float = HANG_SECONDS) -> None:
         self._sensors, self._hang_seconds = sensors, hang_seconds
         self._lock = threading.Lock()
+        self._read = threading.Condition(self._lock)  # notified after each reading
+        self._due = {sensor.name: threading.Event() for sensor in sensors}  # set: read the sensor now
+        self._readings = dict.fromkeys(self._due, 0)  # sensor -> number of its readings that have ended
         self._stopping = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
         self._reading_since: dict[str, float] = {}  # sensor -> monotonic time at which its running reading started
@@ -57,12 +60,24 @@ class HealthMonitor:
     def stop(self) -> None:
         """Stop to read and release the sensors. A sensor that hangs keeps its thread."""
         self._stopping.set()
+        for due in self._due.values():
+            due.set()
         deadline = time.monotonic() + STOP_SECONDS
         for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    def refresh(self, seconds: float) -> None:
+        """Read all sensors now. Return when each has been read, after `seconds` at the latest."""
+        with self._read:
+            running = [sensor for sensor, thread in self._threads.items() if thread.is_alive()]
+            # A reading that is running has perhaps passed what just happened: the next one counts.
+            required = {sensor: self._readings[sensor] + 1 + (sensor in self._reading_since) for sensor in running}
+            for sensor in running:
+                self._due[sensor].set()
+            self._read.wait_for(lambda: all(self._readings[name] >= count for name, count in required.items()), seconds)
+
     def snapshot(self) -> NodeHealth:
-        """The findings of now, at once."""
+        """The findings of the last readings, at once."""
         now = time.monotonic()
         with self._lock:
             hanging = {name: now - since for name, since in self._reading_since.items()}
@@ -82,7 +97,9 @@ class HealthMonitor:
             self._findings = {key: seen for key, seen in self._findings.items() if seen.finding.action != action}
 
     def _run(self, sensor: Sensor, stopping: threading.Event) -> None:
+        due = self._due[sensor.name]
         while not stopping.is_set():
+            due.clear()
             with self._lock:
                 self._reading_since[sensor.name] = time.monotonic()
             try:
@@ -101,9 +118,11 @@ class HealthMonitor:
                     self._failed.add(sensor.name)
                     LOG.error("%s cannot be read: %s: %s", sensor.name, type(error).__name__, error)
             finally:
-                with self._lock:
+                with self._read:
                     self._reading_since.pop(sensor.name, None)
-            stopping.wait(sensor.interval_seconds)
+                    self._readings[sensor.name] += 1
+                    self._read.notify_all()
+            due.wait(sensor.interval_seconds)
         try:
             sensor.close()
         except Exception as error:

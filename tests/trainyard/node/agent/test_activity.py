@@ -143,32 +143,35 @@ def test_threshold_is_idle_percent() -> None:
     assert not Reading("cpu", IDLE_PERCENT).is_idle
 
 
-def create_detector(*reports: tuple[str, int, float, float | None]) -> IdleDetector:
-    """Detector that received these reports: (node, attempt, time, idle since)."""
+def report(node: str, attempt: int, time: float, idle_since: float | None, sequence: int = 0) -> ActivityEvent:
+    stamp = {"time": time, "instance": node, "role": "worker", "boot": "0001", "sequence": sequence}
+    fields = {"run": "r", "attempt": attempt, "idle_since": idle_since, "resource": "gpu", "percent": 0.0}
+    return ActivityEvent.model_validate(stamp | fields)
+
+
+def create_detector(*events: ActivityEvent) -> IdleDetector:
+    """Detector that received these reports."""
     detector = IdleDetector()
-    for node, attempt, reported_at, idle_since in reports:
-        stamp = {"time": reported_at, "instance": node, "role": "worker", "boot": "0001"}
-        fields = {"run": "r", "attempt": attempt, "idle_since": idle_since, "resource": "gpu", "percent": 0.0}
-        detector.update(ActivityEvent.model_validate(stamp | fields))
+    for event in events:
+        detector.update(event)
     return detector
 
 
 def test_run_is_idle_if_all_nodes_are_idle_for_the_limit() -> None:
-    detector = create_detector(("a", 1, 1000.0, 300.0), ("b", 1, 1000.0, 390.0))
+    detector = create_detector(report("a", 1, 1000.0, 300.0), report("b", 1, 1000.0, 390.0))
     assert detector.find_idle_reason(1, ["a", "b"], 10.0, 980.0) is None
     assert "GPU utilization was below" in (detector.find_idle_reason(1, ["a", "b"], 10.0, 991.0) or "")
 
 
 def test_node_without_recent_reports_is_not_idle() -> None:
-    assert (
-        create_detector(("a", 1, 1000.0, 0.0)).find_idle_reason(1, ["a"], 1.0, 1000.0 + MAXIMUM_EVENT_AGE_SECONDS + 1)
-        is None
-    )
+    detector, now = create_detector(report("a", 1, 1000.0, 0.0)), 1000.0 + MAXIMUM_EVENT_AGE_SECONDS + 1
+    assert detector.find_idle_reason(1, ["a"], 1.0, now) is None
 
 
 def test_reports_of_an_earlier_attempt_do_not_count() -> None:
-    assert create_detector(("a", 1, 1000.0, 0.0)).find_idle_reason(2, ["a"], 1.0, 1000.0) is None
+    assert create_detector(report("a", 1, 1000.0, 0.0)).find_idle_reason(2, ["a"], 1.0, 1000.0) is None
 
 
 def test_older_report_that_arrives_late_does_not_count() -> None:
-    assert create_detector(("a", 1, 1000.0, None), ("a", 1, 900.0, 0.0)).find_idle_reason(1, ["a"], 1.0, 1000.0) is None
+    newer, older = report("a", 1, 900.0, None, sequence=2), report("a", 1, 1000.0, 0.0, sequence=1)
+    assert create_detector(newer, older).find_idle_reason(1, ["a"], 1.0, 1000.0) is None

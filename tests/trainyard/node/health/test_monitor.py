@@ -60,6 +60,31 @@ def test_findings_of_all_sensors_are_in_the_snapshot_ordered_by_severity(start: 
     assert monitor.snapshot().worst_action == "replace"
 
 
+def test_refresh_returns_after_a_new_reading(start: Start) -> None:
+    events: list[Reading] = []
+    sensor = ListSensor(lambda: list(events))
+    sensor.interval_seconds = 60.0
+    monitor = start(sensor)
+    monitor.refresh(5.0)
+    assert rules(monitor) == []
+    events.append(LOST)
+    monitor.refresh(5.0)
+    assert rules(monitor) == ["gpu-lost"]
+
+
+def test_refresh_does_not_wait_for_a_hanging_sensor(start: Start) -> None:
+    released, ended = threading.Event(), threading.Event()
+
+    def hang() -> list[Reading]:
+        released.wait(30)
+        ended.set()
+        return []
+
+    start(ListSensor(hang)).refresh(0.05)
+    assert not ended.is_set()
+    released.set()
+
+
 def test_events_are_counted_and_conditions_are_not(start: Start) -> None:
     batches = [[LOST, HOT], [LOST, HOT], []]
     monitor = start(ListSensor(lambda: batches.pop(0) if batches else []))
