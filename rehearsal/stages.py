@@ -115,18 +115,20 @@ class Stages:
             describe=format_fault,
         )
         last_fault_seconds = max((fault.after for fault in faults.remaining), default=0.0)
-        with faults.injecting():
-            outcome = follow_run(
-                self.data_bucket(),
-                self.context.result.run,
-                steps=train.steps if train else None,
-                timeout_seconds=OUTCOME_TIMEOUT_SECONDS + last_fault_seconds,
-                failure=lambda: hypervisor.failure,
-                log=lambda text: display.print_line("job", text),
-                show=lambda text: display.update_status("job", text),
-            )
-        self.context.run_faults_without_effect = tuple(faults.remaining)
-        self.context.result.injections = tuple(faults.injections)
+        try:
+            with faults.injecting():
+                outcome = follow_run(
+                    self.data_bucket(),
+                    self.context.result.run,
+                    steps=train.steps if train else None,
+                    timeout_seconds=OUTCOME_TIMEOUT_SECONDS + last_fault_seconds,
+                    failure=lambda: hypervisor.failure,
+                    log=lambda text: display.print_line("job", text),
+                    show=lambda text: display.update_status("job", text),
+                )
+        finally:  # the report of an interrupted rehearsal names the injected faults, too
+            self.context.run_faults_without_effect = tuple(faults.remaining)
+            self.context.result.injections = tuple(faults.injections)
         for error in faults.errors:
             self.context.add_error(error)
         if outcome.state == "succeeded":

@@ -24,6 +24,28 @@ class Evidence(StrictModel):
     text: str = Field(description="The observation, in one sentence.")
 
 
+class AttemptStart(StrictModel):
+    """Start of one attempt: `attempts/<attempt>.json`."""
+
+    attempt: int = Field(gt=0, description="Number of the attempt.")
+    time: float = Field(description="Unix time, seconds.")
+    nodes: tuple[str, ...] = Field(description="Its instances, in the order of their node ranks.")
+    run_nodes: int = Field(gt=0, description="Nodes of the run then: more than `nodes` if the job runs on fewer.")
+
+    def describe(self, previous: "AttemptStart | None", first_step: int | None) -> str:
+        """Return the start in one sentence. `first_step`: of the attempt, if it has ended one."""
+        size = f"{len(self.nodes)} of {self.run_nodes}" if len(self.nodes) < self.run_nodes else f"{self.run_nodes}"
+        parts = [f"attempt {self.attempt} started on {size} nodes"]
+        if previous is None:
+            parts.append(", ".join(self.nodes))
+        else:
+            parts += [f"without {node}" for node in previous.nodes if node not in self.nodes]
+            parts += [f"with {node}" for node in self.nodes if node not in previous.nodes]
+        if first_step is not None:
+            parts.append(f"its first step was {first_step}")
+        return "; ".join(parts)
+
+
 class AttemptDecision(StrictModel):
     """Decision on one attempt that failed or lost a node: `decisions/<attempt>.json`."""
 

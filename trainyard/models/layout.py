@@ -1,7 +1,7 @@
 """Keys of all S3 objects. Other modules build keys from these, except bootstrap.py and IAM policies.
 
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
-`runs/<run>/{checkpoints,results,metrics,events,heartbeats,decisions,logs}/`; it outlives the cluster. During a dry run
+`runs/<run>/{checkpoints,results,metrics,events,heartbeats,attempts,decisions,logs}/`; it outlives the cluster. During a dry run
 of a job it also has `dry-run/<id>/{checkpoints,results}/`.
 Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them,
 `replaced-nodes.json` the nodes that were replaced in all runs. Its object `uploads/<name>/incomplete` means that the
@@ -144,6 +144,15 @@ class RunLayout:
     def decisions(self) -> str:
         """Prefix of the decisions on attempts that failed."""
         return f"{self.prefix}decisions/"
+
+    def attempt_start(self, attempt: int) -> str:
+        """Start of an attempt."""
+        return f"{self.attempt_starts}{attempt:04d}.json"
+
+    @property
+    def attempt_starts(self) -> str:
+        """Prefix of the starts of the attempts."""
+        return f"{self.prefix}attempts/"
 
     @property
     def checkpoints(self) -> str:

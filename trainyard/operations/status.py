@@ -35,6 +35,7 @@ class GroupStatus(StrictModel):
     )
     nodes_in_manifest: int = Field(description="Nodes of the group in the manifest, which a launch starts.")
     nodes: tuple[str, ...] = Field(description="Instances in it, including those that are terminating.")
+    unhealthy_nodes: tuple[str, ...] = Field((), description="Those of them that no attempt uses: they are replaced.")
     capacity_end_time: float | None = Field(
         description="Unix time at which its capacity reservation or Capacity Block ends; none: no end."
     )
@@ -77,12 +78,13 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
     metrics, outcome = metric_lines(cluster.data, record.run), cluster.outcome(record.run)
     current = cluster.current_run() if cluster.is_deployed else None
     workers = WorkerGroups(cluster.manifest) if current is not None and current.run == record.run else None
-    groups = _group_statuses(cluster.manifest, workers) if workers else ()
+    control = cluster.control(record.run)
+    groups = _group_statuses(cluster.manifest, workers, control) if workers else ()
     prices = {group.name: group.node_usd_per_hour for group in cluster.manifest.groups} if workers else {}
     steps = record.job.train.steps if record.job.train else 0
     return RunStatus(
         record=record,
-        control=cluster.control(record.run),
+        control=control,
         outcome=outcome,
         health_check=cluster.health_check_result(record.run),
         metric=metrics[-1] if metrics else None,
@@ -97,8 +99,9 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
     )
 
 
-def _group_statuses(manifest: Manifest, workers: WorkerGroups) -> tuple[GroupStatus, ...]:
-    members = workers.members_by_group()
+def _group_statuses(manifest: Manifest, workers: WorkerGroups, control: Control | None) -> tuple[GroupStatus, ...]:
+    workers.members()  # a single response of AWS may omit a member
+    members, unhealthy = workers.members_by_group(), control.unhealthy_nodes if control else ()
     return tuple(
         GroupStatus(
             name=group.name,
@@ -106,6 +109,7 @@ def _group_statuses(manifest: Manifest, workers: WorkerGroups) -> tuple[GroupSta
             market=group.market,
             nodes_in_manifest=group.nodes,
             nodes=tuple(members.get(group.name, ())),
+            unhealthy_nodes=tuple(node for node in members.get(group.name, ()) if node in unhealthy),
             capacity_end_time=group.capacity_end_time,
         )
         for group in manifest.groups
@@ -138,7 +142,7 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
         nodes = ", ".join(control.health_check.nodes)
         lines.append(f"health check {control.health_check.number} is running on {nodes}")
     if control and control.attempt:
-        lines.append(f"attempt {control.attempt} on {', '.join(control.nodes)}")
+        lines.append(_format_attempt(record, control, has_ended=outcome is not None))
     if status.health_check:
         lines += format_health_check(status.health_check)
     if status.progress:
@@ -168,7 +172,22 @@ def _format_scheduled_start(record: RunRecord, scheduled: float | None, stack: s
 def _format_group(group: GroupStatus) -> str:
     end_time = f", until {format_time(group.capacity_end_time)}" if group.capacity_end_time is not None else ""
     nodes = f"{len(group.nodes)} of {group.nodes_in_manifest} x {group.instance_type}"
-    return f"group {group.name}: {nodes}, {group.market}{end_time}"
+    unhealthy = "".join(f"; {node} is unhealthy and is being replaced" for node in group.unhealthy_nodes)
+    return f"group {group.name}: {nodes}, {group.market}{end_time}{unhealthy}"
+
+
+def _format_attempt(record: RunRecord, control: Control, has_ended: bool) -> str:
+    """Return the nodes of the attempt, and whether it has fewer than the run, or whether the next is due."""
+    text = f"attempt {control.attempt} on {', '.join(control.nodes)}"
+    if has_ended:
+        return text
+    if control.waiting_since is not None:
+        since = format_time(control.waiting_since)
+        return f"{text}: failed; the run waits for nodes since {since} (trainyard why)"
+    if len(control.nodes) < record.nodes:
+        size = f"{len(control.nodes)} of {record.nodes} nodes"
+        return f"{text}: {size} until others are ready (min_nodes; trainyard why)"
+    return text
 
 
 def format_health_check(result: HealthCheckResult) -> list[str]:

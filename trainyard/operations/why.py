@@ -1,15 +1,18 @@
 """Explains why attempts of a run failed: the evidence, the decisions of the controller, and the outcome."""
 
 import time
+from collections.abc import Iterable
 
 from pydantic import Field
 
 from trainyard.base import StrictModel
-from trainyard.models.decision import AttemptDecision
+from trainyard.models.decision import AttemptDecision, AttemptStart
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.layout import REPLACED_NODES, RunLayout
+from trainyard.models.metrics import MetricLine
 from trainyard.models.replaced_nodes import ReplacedNodes
 from trainyard.models.run import Outcome
+from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import read_run_record
 from trainyard.quantity import quantity
@@ -20,6 +23,10 @@ class RunExplanation(StrictModel):
     """`trainyard why --json`."""
 
     run: str = Field(description="Run id.")
+    starts: tuple[AttemptStart, ...] = Field((), description="Starts of the attempts, oldest first.")
+    first_steps: dict[int, int] = Field(
+        default_factory=dict, description="Attempt -> its first step, if no later attempt has repeated that step."
+    )
     decisions: tuple[AttemptDecision, ...] = Field(description="Decisions on the failed attempts, oldest first.")
     health_checks: tuple[HealthCheckResult, ...] = Field(description="Results of all health checks, oldest first.")
     outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
@@ -30,11 +37,14 @@ def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
     """Return the explanation of a run, the newest when `run` is None. Raises InputError when it does not exist."""
     record = read_run_record(cluster, run)
     layout, data = RunLayout(record.run), cluster.data
+    starts = (AttemptStart.model_validate_json(data.read(key)) for key in data.keys(layout.attempt_starts))
     decisions = (AttemptDecision.model_validate_json(data.read(key)) for key in data.keys(layout.decisions))
     results = (HealthCheckResult.model_validate_json(data.read(key)) for key in data.keys(layout.health_checks))
     replaced = data.find(REPLACED_NODES)
     return RunExplanation(
         run=record.run,
+        starts=tuple(starts),
+        first_steps=_find_first_steps(metric_lines(data, record.run)),
         decisions=tuple(decisions),
         health_checks=tuple(results),
         outcome=cluster.outcome(record.run),
@@ -42,9 +52,20 @@ def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
     )
 
 
+def _find_first_steps(metrics: Iterable[MetricLine]) -> dict[int, int]:
+    """Return attempt -> first step of its lines, from those that no later attempt has repeated."""
+    first: dict[int, int] = {}
+    for line in metrics:
+        first.setdefault(line.attempt, line.step)
+    return first
+
+
 def format_explanation(explanation: RunExplanation) -> list[str]:
     """Return an explanation as lines for people, in the order of the events."""
     entries: list[tuple[float, list[str]]] = []
+    for previous, start in zip((None, *explanation.starts), explanation.starts, strict=False):
+        text = start.describe(previous, explanation.first_steps.get(start.attempt))
+        entries.append((start.time, [_head(start.time, text)]))
     for decision in explanation.decisions:
         evidence = [f"  {each.kind}: {each.text}" for each in decision.evidence] or ["  no evidence"]
         end = [f"  decision: {decision.summary()}"]

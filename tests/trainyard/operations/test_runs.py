@@ -22,7 +22,7 @@ from trainyard.errors import InputError
 from trainyard.models.health_check import HealthCheckResult, NodeFault, NodeResult
 from trainyard.models.layout import CURRENT_RUN, RunLayout, attempt_source, chunk_key, chunk_prefix
 from trainyard.models.manifest import Manifest
-from trainyard.models.run import Outcome, RunRecord
+from trainyard.models.run import Control, Outcome, RunRecord
 from trainyard.operations import runs
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.run_record import create_run_record
@@ -238,6 +238,25 @@ def test_status_contains_deadlines_and_groups(cluster: clusters.Cluster) -> None
     assert lines[1] == f"launched {launch_time}, 2 min ago; capacity end {deadline}"
     assert lines[2].startswith(f"lease until {format_time(status.lease_end_time or 0.0)}")
     assert f"group spot: 0 of 3 x c7i.xlarge, spot, until {format_time(end_time)}" in lines
+
+
+def test_status_names_unhealthy_nodes_and_a_smaller_size(cluster: clusters.Cluster) -> None:
+    record = cluster.create_run_record()
+    for bucket, key in ((cluster.data, RunLayout(record.run).record), (cluster.staging, CURRENT_RUN)):
+        bucket.write(key, record.model_dump_json().encode())
+    healthy, unhealthy = cluster.launch_instances(2)
+    control = Control(attempt=2, nodes=(healthy,), unhealthy_nodes=(unhealthy,))
+    cluster.data.write(RunLayout(record.run).control, control.model_dump_json().encode())
+    lines = format_status(read_status(connect(cluster), None), cluster.stack)
+    assert any(line.endswith(f"; {unhealthy} is unhealthy and is being replaced") for line in lines)
+    assert f"attempt 2 on {healthy}: 1 of 2 nodes until others are ready (min_nodes; trainyard why)" in lines
+
+
+def test_status_of_a_run_that_waits_for_nodes(cluster: clusters.Cluster, record: RunRecord) -> None:
+    control = Control(attempt=1, nodes=("i-1", "i-2"), waiting_since=60.0)
+    cluster.data.write(RunLayout(record.run).control, control.model_dump_json().encode())
+    lines = format_status(read_status(connect(cluster), None), cluster.stack)
+    assert f"attempt 1 on i-1, i-2: failed; the run waits for nodes since {format_time(60.0)} (trainyard why)" in lines
 
 
 def test_status_contains_the_last_health_check_by_node(cluster: clusters.Cluster, record: RunRecord) -> None:

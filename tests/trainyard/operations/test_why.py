@@ -5,7 +5,7 @@ import time
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
-from trainyard.models.decision import AttemptDecision
+from trainyard.models.decision import AttemptDecision, AttemptStart
 from trainyard.models.events import RankFailure
 from trainyard.models.layout import RunLayout
 from trainyard.models.replaced_nodes import ReplacedNode, ReplacedNodes
@@ -43,11 +43,33 @@ def test_explanation_is_read_from_the_data_bucket(account: EmulatedAws) -> None:
     nodes.data.write(layout.record, record.model_dump_json().encode())
     for decision in decisions():
         nodes.data.write(layout.decision(decision.attempt), decision.model_dump_json().encode())
+    start = AttemptStart(attempt=1, time=5.0, nodes=("i-1", "i-2"), run_nodes=2)
+    nodes.data.write(layout.attempt_start(1), start.model_dump_json().encode())
     outcome = Outcome(state="failed", reason="it failed", attempts=2, ended_at=30.0, failure=FAILURE)
     nodes.data.write(layout.outcome, outcome.model_dump_json().encode())
     explanation = explain_run(cluster, record.run)
     assert list(explanation.decisions) == decisions()
+    assert explanation.starts == (start,)
     assert format_explanation(explanation)[-1].endswith("the job failed: it failed\nTraceback")
+
+
+def test_starts_of_attempts_name_the_changed_nodes_and_the_first_step() -> None:
+    starts = (
+        AttemptStart(attempt=1, time=5.0, nodes=("i-1", "i-2"), run_nodes=2),
+        AttemptStart(attempt=2, time=15.0, nodes=("i-1",), run_nodes=2),
+        AttemptStart(attempt=3, time=25.0, nodes=("i-1", "i-3"), run_nodes=2),
+    )
+    steps = {1: 1, 2: 21}
+    explanation = RunExplanation(
+        run="r", starts=starts, first_steps=steps, decisions=tuple(decisions()[:1]), health_checks=(), outcome=None
+    )
+    lines = [line.partition(" attempt ")[2] for line in format_explanation(explanation) if " attempt " in line]
+    assert [line for line in lines if "started" in line] == [
+        "1 started on 2 nodes; i-1, i-2; its first step was 1",
+        "2 started on 1 of 2 nodes; without i-2; its first step was 21",
+        "3 started on 2 nodes; with i-3",
+    ]
+    assert lines[1] == "1 failed", "in the order of time"
 
 
 def test_run_without_failures() -> None:

@@ -3,6 +3,9 @@
 import logging
 import secrets
 
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainyard.models.decision import AttemptStart
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import HealthCheckRequest, Master, Outcome
@@ -222,6 +225,13 @@ class Attempts:
             attempt=attempt, nodes=nodes, master=master, waiting_since=None, save_checkpoint=save_checkpoint
         )
         LOG.info("attempt %d on %s, master %s:%d", attempt, ", ".join(nodes), master.address, master.port)
+        start = AttemptStart(
+            attempt=attempt, time=self._state.clock.time(), nodes=nodes, run_nodes=self._state.run.nodes
+        )
+        try:
+            self._state.data.write(self._state.layout.attempt_start(attempt), start.model_dump_json().encode())
+        except (BotoCoreError, ClientError) as error:  # only `trainyard why` reads it
+            LOG.warning("the start of attempt %d is not stored: %s", attempt, error)
 
     def _choose_master(self, nodes: tuple[str, ...]) -> Master:
         """Return the master of a rendezvous of these nodes, on another port than that of the previous attempt."""

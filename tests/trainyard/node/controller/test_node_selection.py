@@ -5,6 +5,7 @@ import pytest
 from rehearsal.aws.faults import Deny, MemberOmission
 from rehearsal.aws.process import EmulatedAws
 from tests.trainyard.node.controller.runs import FAILURE, Run, RunWithSpare
+from trainyard.models.decision import AttemptStart
 from trainyard.models.node_health import HealthFinding, NodeHealth
 from trainyard.node.controller.attempts import SMALLER_SIZE_SECONDS
 from trainyard.node.controller.liveness import SILENCE_SECONDS
@@ -125,6 +126,8 @@ def test_job_continues_on_fewer_nodes_until_all_are_ready(run_with_spare: RunWit
     run.send_heartbeats(remaining)
     run.controller.step()
     assert (run.published.attempt, run.published.nodes) == (2, (remaining,))
+    start = AttemptStart.model_validate_json(run.cluster.data.read(run.layout.attempt_start(2)))
+    assert (start.nodes, start.run_nodes) == ((remaining,), 2)
     run.cluster.write_agent_event(run.record.run, remaining, "workers_up", 2)
     (replacement,) = run.cluster.launch_instances(1)
     run.cluster.write_agent_event(run.record.run, replacement, "ready", 0)
