@@ -106,7 +106,9 @@ class ActivityEvent(_Event):
     kind: Literal["activity"] = "activity"
     run: str = Field(description="Run id.")
     attempt: int = Field(gt=0, description="Attempt that was sampled.")
-    idle_since: float | None = Field(description="Unix time since which every sample was idle; none: the job computes.")
+    idle_seconds: float | None = Field(
+        ge=0, description="Seconds for which every sample was idle; none: the job computes."
+    )
     resource: Literal["gpu", "cpu"] = Field(description="Resource that was sampled.")
     percent: float = Field(
         ge=0, description="Utilization in the last sample: of the busiest GPU, or of one core per process."

@@ -1,8 +1,8 @@
 """Keys of all S3 objects. Other modules build keys from these, except bootstrap.py and IAM policies.
 
 Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
-`runs/<run>/{checkpoints,results,metrics,events,heartbeats,attempts,decisions,logs}/`; it outlives the cluster. During a dry run
-of a job it also has `dry-run/<id>/{checkpoints,results}/`.
+`runs/<run>/{checkpoints,results,metrics,events,heartbeats,attempts,decisions,logs}/`; it outlives the cluster.
+During a dry run of a job it also has `dry-run/<id>/{checkpoints,results}/`.
 Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them,
 `replaced-nodes.json` the nodes that were replaced in all runs. Its object `uploads/<name>/incomplete` means that the
 upload of a dataset has not ended.

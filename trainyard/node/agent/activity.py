@@ -35,7 +35,7 @@ class Reading:
 
 
 Meter = Callable[[float], Reading | None]
-"""Takes a sample at a Unix time; None if the utilization is not known."""
+"""Takes a sample at a monotonic time, seconds; None if the utilization is not known."""
 
 
 def gpu_meter() -> Meter:
@@ -97,16 +97,16 @@ def _process_tree(root: int, children: Mapping[int, list[int]]) -> list[int]:
 
 
 class Activity:
-    """Activity of one attempt on this node: since when it is idle, and when to report that."""
+    """Activity of one attempt on this node: for how long it is idle, and when to report that."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._sampled_at = self._reported_at = self._idle_since = 0.0
 
     def sample(self, now: float) -> tuple[Reading, float | None] | None:
-        """Take a sample if it is due. Returns the sample, and since when the node is idle, if that must be reported.
+        """Take a sample if it is due. Returns the sample, and for how long the node is idle, if that must be reported.
 
-        The time is None for a node that computes again after it was idle.
+        The seconds are None for a node that computes again after it was idle. `now`: monotonic time, seconds.
         """
         if now - self._sampled_at < SAMPLE_SECONDS:
             return None
@@ -123,4 +123,4 @@ class Activity:
         if now - self._reported_at < REPORT_SECONDS:
             return None
         self._reported_at = now
-        return reading, self._idle_since
+        return reading, now - self._idle_since

@@ -351,7 +351,7 @@ class Agent:
             self.report_state("workers_up", attempt.number)
             self._state_file.update(up_reported=True)
         if self._state_file.state.up_reported:
-            self._report_activity(attempt, time.time())
+            self._report_activity(attempt, time.monotonic())
             self._start_standby(attempt)
         if control.checkpoint_requests > self._state_file.state.checkpoint_requests:
             self._state_file.update(checkpoint_requests=control.checkpoint_requests)
@@ -405,12 +405,12 @@ class Agent:
             meter = gpu_meter() if gpus else cpu_meter(attempt.process_id, self.run.processes_per_node)
             self._activity = Activity(meter)
         if sample := self._activity.sample(now):
-            reading, idle_since = sample
+            reading, idle_seconds = sample
             event = {
-                **self.node.event_fields(now),
+                **self.node.event_fields(time.time()),
                 "run": self.run.run,
                 "attempt": attempt.number,
-                "idle_since": idle_since,
+                "idle_seconds": idle_seconds,
                 "resource": reading.resource,
                 "percent": reading.percent,
             }

@@ -98,7 +98,8 @@ class Attempts:
         if slow := self._find_unchecked_slow_nodes():
             return self._check_slow_nodes(slow, now)
         minutes = state.run.limits.idle_timeout_minutes
-        reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, now) if minutes else None
+        received_by = state.clock.monotonic()
+        reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, received_by) if minutes else None
         return create_outcome(state, "stopped", reason) if reason else None
 
     def _find_unchecked_slow_nodes(self) -> dict[str, str]:

@@ -117,7 +117,7 @@ class RunController:
             if isinstance(event, AgentEvent):
                 self.state.node_states.update(event)
             elif isinstance(event, ActivityEvent):
-                self.attempts.idle_detector.update(event)
+                self.attempts.idle_detector.update(event, self.state.clock.monotonic())
             elif isinstance(event, HealthCheckEvent):
                 self.attempts.health_checks.update(event)
         heartbeats = self.reports.heartbeats()

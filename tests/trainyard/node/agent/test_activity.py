@@ -27,7 +27,7 @@ IDLE, BUSY = Reading("gpu", 0.0), Reading("gpu", 98.0)
 
 
 def reports(readings: Iterator[Reading | None]) -> list[tuple[float, float | None]]:
-    """(time, idle since) of each report, for one sample after the other."""
+    """(time, seconds idle) of each report, for one sample after the other."""
     samples = list(readings)
     times = iter(samples)
     activity = Activity(lambda now: next(times))
@@ -45,17 +45,19 @@ def test_busy_job_is_not_reported() -> None:
 
 def test_idle_node_reports_every_minute() -> None:
     minute = round(REPORT_SECONDS / SAMPLE_SECONDS)
-    assert reports(iter([IDLE] * (2 * minute + 1))) == [(1000 + number * REPORT_SECONDS, 1000) for number in range(3)]
+    assert reports(iter([IDLE] * (2 * minute + 1))) == [
+        (1000 + number * REPORT_SECONDS, number * REPORT_SECONDS) for number in range(3)
+    ]
 
 
 def test_end_of_idleness_is_reported_once() -> None:
-    (_, idle_since), (_, none) = reports(iter([IDLE, BUSY, BUSY]))
-    assert (idle_since, none) == (1000, None)
+    (_, idle_seconds), (_, none) = reports(iter([IDLE, BUSY, BUSY]))
+    assert (idle_seconds, none) == (0, None)
 
 
 def test_unknown_sample_restarts_idleness() -> None:
     results = reports(iter([IDLE] + [None] * 4 + [IDLE]))
-    assert results[-1] == (1000 + 5 * SAMPLE_SECONDS, 1000 + 5 * SAMPLE_SECONDS)
+    assert results[-1] == (1000 + 5 * SAMPLE_SECONDS, 0)
 
 
 def test_end_of_idleness_after_an_unknown_sample_is_reported() -> None:
@@ -143,35 +145,35 @@ def test_threshold_is_idle_percent() -> None:
     assert not Reading("cpu", IDLE_PERCENT).is_idle
 
 
-def report(node: str, attempt: int, time: float, idle_since: float | None, sequence: int = 0) -> ActivityEvent:
-    stamp = {"time": time, "instance": node, "role": "worker", "boot": "0001", "sequence": sequence}
-    fields = {"run": "r", "attempt": attempt, "idle_since": idle_since, "resource": "gpu", "percent": 0.0}
+def report(node: str, idle_seconds: float | None, *, attempt: int = 1, sequence: int = 0) -> ActivityEvent:
+    stamp = {"time": 1.0, "instance": node, "role": "worker", "boot": "0001", "sequence": sequence}
+    fields = {"run": "r", "attempt": attempt, "idle_seconds": idle_seconds, "resource": "gpu", "percent": 0.0}
     return ActivityEvent.model_validate(stamp | fields)
 
 
 def create_detector(*events: ActivityEvent) -> IdleDetector:
-    """Detector that received these reports."""
+    """Detector that received these reports at the time 1000."""
     detector = IdleDetector()
     for event in events:
-        detector.update(event)
+        detector.update(event, 1000.0)
     return detector
 
 
 def test_run_is_idle_if_all_nodes_are_idle_for_the_limit() -> None:
-    detector = create_detector(report("a", 1, 1000.0, 300.0), report("b", 1, 1000.0, 390.0))
-    assert detector.find_idle_reason(1, ["a", "b"], 10.0, 980.0) is None
-    assert "GPU utilization was below" in (detector.find_idle_reason(1, ["a", "b"], 10.0, 991.0) or "")
+    detector = create_detector(report("a", 700.0), report("b", 590.0))
+    assert detector.find_idle_reason(1, ["a", "b"], 10.0, 1009.0) is None
+    assert "GPU utilization was below" in (detector.find_idle_reason(1, ["a", "b"], 10.0, 1011.0) or "")
 
 
 def test_node_without_recent_reports_is_not_idle() -> None:
-    detector, now = create_detector(report("a", 1, 1000.0, 0.0)), 1000.0 + MAXIMUM_EVENT_AGE_SECONDS + 1
-    assert detector.find_idle_reason(1, ["a"], 1.0, now) is None
+    detector = create_detector(report("a", 1000.0))
+    assert detector.find_idle_reason(1, ["a"], 1.0, 1000.0 + MAXIMUM_EVENT_AGE_SECONDS + 1) is None
 
 
 def test_reports_of_an_earlier_attempt_do_not_count() -> None:
-    assert create_detector(report("a", 1, 1000.0, 0.0)).find_idle_reason(2, ["a"], 1.0, 1000.0) is None
+    assert create_detector(report("a", 1000.0)).find_idle_reason(2, ["a"], 1.0, 1000.0) is None
 
 
 def test_older_report_that_arrives_late_does_not_count() -> None:
-    newer, older = report("a", 1, 900.0, None, sequence=2), report("a", 1, 1000.0, 0.0, sequence=1)
-    assert create_detector(newer, older).find_idle_reason(1, ["a"], 1.0, 1000.0) is None
+    detector = create_detector(report("a", None, sequence=2), report("a", 1000.0, sequence=1))
+    assert detector.find_idle_reason(1, ["a"], 1.0, 1000.0) is None

@@ -20,7 +20,7 @@ def test_sleeping_job_is_reported_as_idle(node: NodeWithAgent, monkeypatch: pyte
     node.request(1)
 
     def idle() -> bool:
-        return any(isinstance(event, ActivityEvent) and event.idle_since is not None for event in node.events())
+        return any(isinstance(event, ActivityEvent) and event.idle_seconds is not None for event in node.events())
 
     eventually(idle, "the report that the job is idle")
 
