@@ -2,14 +2,19 @@
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from types import MappingProxyType
 
 from botocore.exceptions import ClientError
 
-from trainyard.aws.s3 import Bucket
+from trainyard.aws.s3 import Bucket, ObjectChangedError
 
 # The controller reads the results since the last health check that passed. Those of 2,048 nodes have a megabyte each.
 _RETAINED_CHECKS = 10
+
+
+def _etag(content: bytes) -> str:
+    return sha256(content).hexdigest()
 
 
 class MemoryBucket(Bucket):
@@ -51,6 +56,18 @@ class MemoryBucket(Bucket):
             return False
         self.write(key, content)
         return True
+
+    def find_version(self, key: str) -> tuple[bytes | None, str | None]:
+        """Return the content of an object and its ETag; None for both when it does not exist."""
+        content = self._objects.get(key)
+        return content, None if content is None else _etag(content)
+
+    def replace(self, key: str, content: bytes, etag: str | None) -> str:
+        """Replace the version of an object with this ETag, or create it for None; return the new ETag."""
+        if self.find_version(key)[1] != etag:
+            raise ObjectChangedError(key)
+        self.write(key, content)
+        return _etag(content)
 
     def delete(self, key: str) -> None:
         """Delete an object."""

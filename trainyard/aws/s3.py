@@ -14,6 +14,8 @@ from botocore.exceptions import ClientError
 from trainyard.aws.clients import client
 
 ABORT_UPLOADS_DAYS = 7  # after which lifecycle rules abort incomplete multipart uploads, which are billed
+# The second code: another request writes the object at the same time (API reference, PutObject).
+_CONFLICT_CODES = {"PreconditionFailed", "ConditionalRequestConflict"}
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound"}
 # Storage classes whose objects GetObject refuses (InvalidObjectState) until they are restored. Source:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html
@@ -45,6 +47,10 @@ def find_buckets(region: str, tags: Mapping[str, str]) -> list[str]:
     )
     names = [item["ResourceARN"].rsplit(":", 1)[-1] for item in response["ResourceTagMappingList"]]
     return [name for name in names if Bucket(name, region).exists()]
+
+
+class ObjectChangedError(Exception):
+    """Another program has changed an object since this program read or wrote it."""
 
 
 class Bucket:
@@ -150,16 +156,39 @@ class Bucket:
         try:
             self._put(key, content, IfNoneMatch="*")
         except ClientError as error:
-            # The second code: another request writes the object at the same time (API reference, PutObject).
-            if error.response["Error"]["Code"] in {"PreconditionFailed", "ConditionalRequestConflict"}:
+            if error.response["Error"]["Code"] in _CONFLICT_CODES:
                 return False
             raise
         return True
 
-    def _put(self, key: str, content: bytes, **options: Any) -> None:
+    def find_version(self, key: str) -> tuple[bytes | None, str | None]:
+        """Return the content of an object and its ETag; None for both when it does not exist."""
+        try:
+            response = self._s3.get_object(Bucket=self.name, Key=key)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _MISSING_CODES:
+                return None, None
+            raise
+        return response["Body"].read(), response["ETag"]
+
+    def replace(self, key: str, content: bytes, etag: str | None) -> str:
+        """Replace the version of an object with this ETag, or create it for None; return the new ETag.
+
+        Raises ObjectChangedError if the object has another version. Source: Amazon S3 user guide, "How to prevent
+        object overwrites with conditional writes".
+        """
+        try:
+            return self._put(key, content, **({"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}))
+        except ClientError as error:
+            if error.response["Error"]["Code"] in {*_CONFLICT_CODES, *_MISSING_CODES}:
+                raise ObjectChangedError(f"s3://{self.name}/{key} was changed by another program") from error
+            raise
+
+    def _put(self, key: str, content: bytes, **options: Any) -> str:
         # The Pulumi program reads JSON objects by a lookup that returns the content of text types only.
         content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
-        self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, **options)
+        response = self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, **options)
+        return str(response["ETag"])
 
     def upload(self, key: str, file: Path) -> None:
         """Create or replace an object from a file of any size."""

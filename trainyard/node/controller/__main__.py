@@ -57,6 +57,8 @@ def _control(node: Node, controller: Controller, server: AgentServer, staging: B
             if time.monotonic() >= checked_at + PUBLISHED_POLL_SECONDS:
                 checked_at = time.monotonic()
                 is_published = _is_published(server, staging, is_published)
+                if not is_published:
+                    server.close()  # its agents connect to the other controller
             if is_published:
                 controller.step()
         except Exception as error:  # AWS may be unavailable; the lease limits for how long

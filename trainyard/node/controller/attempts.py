@@ -28,6 +28,9 @@ from trainyard.node.controller.worker_groups import WorkerGroups
 FAILURE_REPORT_TIMEOUT_SECONDS = 20.0
 # A job that may continue with fewer nodes waits this long for a spare node or a fast replacement.
 SMALLER_SIZE_SECONDS = 60.0
+# If so many nodes outside the attempt fail their health check in a row, the cause is as a rule not the nodes.
+# The next is not replaced, because its capacity may be lost, but checked again after this time.
+MAXIMUM_FAILED_CHECKS, CHECK_PAUSE_SECONDS = 3, 30 * 60.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 MASTER_PORTS = range(20000, 30000)
 LOG = logging.getLogger("controller")
@@ -53,6 +56,8 @@ class Attempts:
         self.repairs = Repairs(state, groups, history)
         self.selection = NodeSelection(state, groups, self.liveness, self.repairs, history)
         self._failed_attempts = FailedAttempts(state, groups, self.repairs, self.liveness)
+        self._failed_checks = 0  # of nodes outside the attempt, since the last that passed
+        self._next_check_at = 0.0  # monotonic; of nodes outside the attempt
         self._failed_at: float | None = None  # time.monotonic() of the first failure in the current attempt
 
     def advance(self, now: float) -> Outcome | None:
@@ -129,7 +134,7 @@ class Attempts:
                 state.update_control(health_check=None)  # it was for new nodes that have been removed again
             else:
                 self._apply_health_check(request, now)
-        elif state.run.spares and state.run.limits.has_health_checks:
+        elif state.run.spares and state.run.limits.has_health_checks and not self._is_check_paused:
             unchecked = self.selection.find_usable(now) - set(nodes) - set(state.control.healthy_nodes)
             if ready := state.node_states.ready_nodes(unchecked):
                 self._request_health_check((ready[0],), now)
@@ -164,6 +169,8 @@ class Attempts:
         if not new or not state.run.limits.has_health_checks:
             self._start_attempt(nodes, save_checkpoint)
             return
+        if self._is_running and self._is_check_paused:
+            return
         # A running job is not interrupted for a health check: only its new nodes are checked.
         # Ranks of a lost attempt have no peers to save checkpoints with.
         is_interrupted = save_checkpoint and not self._is_running
@@ -173,6 +180,11 @@ class Attempts:
     def _is_running(self) -> bool:
         """Whether an attempt runs."""
         return self._state.control.attempt > 0 and self._state.control.waiting_since is None
+
+    @property
+    def _is_check_paused(self) -> bool:
+        """Whether nodes outside the attempt are not checked, because several of them have failed."""
+        return self._state.clock.monotonic() < self._next_check_at
 
     def _request_health_check(self, nodes: tuple[str, ...], now: float, save_checkpoint: bool = False) -> None:
         number = self._state.control.health_check_count + 1
@@ -201,9 +213,7 @@ class Attempts:
         if result is None:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
-        # While an attempt runs, only nodes outside it are checked. If the check fails, they are replaced.
-        is_failed = result.decision == "failed" and self._is_running
-        for node in request.nodes if is_failed else result.unhealthy_nodes:
+        for node in self._find_failed_nodes(request, result):
             self.repairs.replace(node, f"health check {request.number}: {result.reason}")
         has_passed, control = result.decision == "passed", self._state.control
         checks_all = has_passed and set(control.nodes) <= set(request.nodes)
@@ -213,6 +223,19 @@ class Attempts:
             last_passed_check=control.attempt + 1 if checks_all else control.last_passed_check,
         )
         return result
+
+    def _find_failed_nodes(self, request: HealthCheckRequest, result: HealthCheckResult) -> tuple[str, ...]:
+        """Return the nodes that a health check replaces. While an attempt runs, only nodes outside it are checked."""
+        if not self._is_running or result.decision == "repeat":
+            return result.unhealthy_nodes
+        failed = request.nodes if result.decision == "failed" else result.unhealthy_nodes
+        self._failed_checks = self._failed_checks + 1 if failed else 0
+        if self._failed_checks <= MAXIMUM_FAILED_CHECKS:
+            return failed
+        self._next_check_at = self._state.clock.monotonic() + CHECK_PAUSE_SECONDS
+        text = f"not replaced, because {MAXIMUM_FAILED_CHECKS} nodes before them failed; next check in 30 minutes"
+        LOG.warning("%s: %s", ", ".join(failed), text)
+        return ()
 
     def failed_health_check_reason(self) -> str:
         """Return the suffix of a message: the reason of the latest health check, unless it passed."""

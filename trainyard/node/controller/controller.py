@@ -12,7 +12,7 @@ import logging
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from trainyard.aws.s3 import Bucket
+from trainyard.aws.s3 import Bucket, ObjectChangedError
 from trainyard.clock import Clock
 from trainyard.log import set_run
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout
@@ -45,7 +45,12 @@ class Controller:
         current = self._open_run(run)
         outcome = self._read_outcome(run.run)
         if outcome is None:
-            outcome = current.step()
+            try:
+                outcome = current.step()
+            except ObjectChangedError as error:  # by the controller of another head, which may have ended meanwhile
+                LOG.warning("%s: the state of the run is read again", error)
+                self._current = None
+                return
             if outcome is None or not current.write_outcome(outcome):
                 return  # the next step reads an outcome that was recorded meanwhile
         if outcome.keeps_nodes(now := current.state.clock.time()):

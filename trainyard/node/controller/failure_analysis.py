@@ -242,6 +242,9 @@ def _decide_on_job(
         if len(nodes) > 1 and not is_hardware:
             text = f"{where} failed the same way as {' and '.join(sorted(set(nodes) - {draft.failed_node}))} before"
             return draft.model_copy(update={"end_reason": f"{text}: {first.message}"})
+        if is_hardware and len(draft.nodes) == len(nodes) == 1:
+            text = f"ranks failed in the same way on {draft.failed_node}, the only node, as broken hardware makes them"
+            return _blame(draft, draft.failed_node, text)
         if len(draft.nodes) == 1 and (failure.were_checked or not failure.can_check):
             checked = ", and the node passed a health check between" if failure.were_checked else ""
             text = f"{where} failed twice the same way{checked}: {first.message}"

@@ -9,6 +9,7 @@ from trainyard.aws.s3 import Bucket
 from trainyard.clock import Clock
 from trainyard.models.layout import RunLayout, complete_checkpoints
 from trainyard.models.run import Control, RunRecord
+from trainyard.node.controller.control_file import ControlFile
 from trainyard.node.controller.node_reports import AgentConnections
 from trainyard.node.controller.node_states import NodeStates
 
@@ -24,27 +25,26 @@ class RunState:
         self.node_states = NodeStates()
         self.members: list[str] = []
         self._connections = connections
-        content = data.find(self.layout.control)
-        new = Control(healthy_nodes=run.healthy_nodes)
-        self.control = new if content is None else Control.model_validate_json(content)
+        self._control_file = ControlFile(data, self.layout.control)
+        self.control = self._control_file.read() or Control(healthy_nodes=run.healthy_nodes)
         connections.publish(run.run, self.control)
 
     def update_control(self, **changes: object) -> None:
-        """Change `control.json`: first in S3, from which a restarted controller continues, then for the agents."""
+        """Change `control.json`: first in S3, from which a restarted controller continues, then for the agents.
+
+        Raises ObjectChangedError if the controller of another head has changed it.
+        """
         control = self.control.model_copy(update=changes)
-        self._store(control)
+        self._control_file.write(control)
         self._publish(control)
 
     def abort_attempt(self) -> None:
         """Let the agents abort the current attempt, also while S3 does not respond. The next change stores it, too."""
         self._publish(self.control.model_copy(update={"aborted_attempt": self.control.attempt}))
         try:
-            self._store(self.control)
+            self._control_file.write(self.control)
         except (BotoCoreError, ClientError) as error:
             LOG.warning("the end of attempt %d is not stored yet: %s", self.control.attempt, error)
-
-    def _store(self, control: Control) -> None:
-        self.data.write(self.layout.control, control.model_dump_json().encode())
 
     def _publish(self, control: Control) -> None:
         self.control = control

@@ -7,6 +7,7 @@ from tests.conftest import REGION
 from tests.connections import AdjustableClock, FakeConnections
 from trainyard.config.training import TrainerConfig
 from trainyard.models.events import AgentEvent, PlaybookEvent, RankFailure
+from trainyard.models.health_check import NodeFault
 from trainyard.models.layout import RunLayout
 from trainyard.models.metrics import Results
 from trainyard.models.run import Control, Outcome, RunRecord
@@ -155,6 +156,20 @@ class RunWithSpare(Run):
             self.cluster.write_health_check_event(self.record.run, node, request.number)
         self.controller.step()
         return request.nodes
+
+    def fail_health_check(self) -> tuple[str, ...]:
+        """Let the nodes of the requested health check fail it, and its repetition; return them."""
+        nodes: tuple[str, ...] = ()
+        for _ in range(2):
+            request = self.published.health_check
+            assert request is not None
+            nodes = request.nodes
+            for node in nodes:
+                fault = NodeFault(kind="hung", text="process 1 did not complete: multiply matrices")
+                self.cluster.write_health_check_event(self.record.run, node, request.number, faults=(fault,))
+            self.controller.step()
+            self.controller.step()
+        return nodes
 
     def lose_all_but_one(self) -> str:
         """Remove all nodes but the first of the attempt from their group; return that node."""

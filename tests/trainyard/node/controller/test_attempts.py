@@ -209,7 +209,7 @@ def test_agents_abort_an_attempt_while_s3_does_not_respond(run: Run, monkeypatch
         raise EndpointConnectionError(endpoint_url="s3")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.controller.state.data, "write", fail)
+        patch.setattr(run.controller.state.data, "replace", fail)
         run.connections.events.append(agent_event(run.record.run, run.nodes[0], "rank_failed", 1))
         run.controller.step()
         assert run.connections.published[-1][1].aborted_attempt == 1

@@ -142,6 +142,17 @@ def test_single_node_ends_the_run_only_after_a_passed_health_check() -> None:
     assert decide_all(alone, {**alone, "can_check": False})[-1].end_reason is not None
 
 
+def test_single_node_with_the_failure_of_broken_hardware_is_replaced_once() -> None:
+    broken = {"failures": [("i-1", failure(0, "CUDA error: uncorrectable ECC error encountered"))]}
+    attempts = [{**broken, "nodes": ("i-1",), "were_checked": number > 0} for number in range(2)]
+    decision = decide_all(*attempts)[-1]
+    assert (decision.actions, decision.end_reason) == ({"i-1": "replace"}, None)
+    other = {"failures": [("i-2", broken["failures"][0][1])], "nodes": ("i-2",), "were_checked": True}
+    *_, last = decide_all(*attempts, other, other)
+    assert last.actions == {}
+    assert last.end_reason is not None
+
+
 def test_permanent_failure_of_a_node_is_not_repeated() -> None:
     cause = RankFailure(
         rank=8, local_rank=None, time=1.0, exitcode=78, message="no package x", traceback="", is_permanent=True

@@ -7,7 +7,7 @@ from rehearsal.aws.process import EmulatedAws
 from tests.trainyard.node.controller.runs import FAILURE, Run, RunWithSpare
 from trainyard.models.decision import AttemptStart
 from trainyard.models.node_health import HealthFinding, NodeHealth
-from trainyard.node.controller.attempts import SMALLER_SIZE_SECONDS
+from trainyard.node.controller.attempts import CHECK_PAUSE_SECONDS, MAXIMUM_FAILED_CHECKS, SMALLER_SIZE_SECONDS
 from trainyard.node.controller.liveness import SILENCE_SECONDS
 from trainyard.node.controller.node_selection import FINDING_SECONDS
 
@@ -166,6 +166,30 @@ def test_broken_spare_is_not_used_and_replaced(run_with_spare: RunWithSpare, mon
     run.send_heartbeats(*run.published.nodes)
     run.controller.step()
     assert marked == [spare]
+
+
+def test_spares_that_fail_one_after_the_other_are_not_replaced_without_a_limit(
+    run_with_spare: RunWithSpare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, replaced = run_with_spare, list[str]()
+    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", replaced.append)
+    for _ in range(MAXIMUM_FAILED_CHECKS + 1):
+        (spare,) = run.fail_health_check()
+        if spare not in replaced:
+            break
+        run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=spare, ShouldDecrementDesiredCapacity=True
+        )
+        run.nodes = [*run.nodes, *run.cluster.launch_instances(1)]
+        run.cluster.write_agent_event(run.record.run, run.nodes[-1], "ready", 0)
+        run.step_with_members()
+    assert len(replaced) == MAXIMUM_FAILED_CHECKS
+    assert spare not in replaced
+    assert run.published.health_check is None
+    run.clock.advance(CHECK_PAUSE_SECONDS)
+    run.send_heartbeats(*run.nodes)
+    run.controller.step()
+    assert run.published.health_check is not None, "checked again after a pause"
 
 
 def test_failed_scale_out_continues_with_the_old_nodes(run: Run) -> None:
