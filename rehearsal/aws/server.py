@@ -16,6 +16,7 @@ from rehearsal.aws.active_faults import ACTIVE_FAULTS, ApiError
 from rehearsal.aws.autoscaling import (
     activities,
     groups,
+    health_checks,
     instance_refresh,
     launch_instances,
     lifecycle,
@@ -190,6 +191,7 @@ def _extend_moto(launcher: Launcher) -> None:
     visibility.install()
     lifecycle.install()
     members.install(launcher)
+    health_checks.install()
     activities.install()
     instance_refresh.install()
     groups.install()
