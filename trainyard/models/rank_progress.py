@@ -20,6 +20,9 @@ class RankProgress(StrictModel):
     busy_seconds: float | None = Field(
         None, ge=0, description="Of these, without the time that the rank waited for other ranks; none: not measured."
     )
+    is_saving: bool = Field(
+        False, description="Whether the rank is writing a checkpoint that it can complete without other ranks."
+    )
 
 
 def progress_file(metrics_dir: Path, rank: int) -> Path:

@@ -43,8 +43,9 @@ from trainyard.node.watchdog import report_progress
 LIFECYCLE_HEARTBEAT_SECONDS = 60.0
 REQUEST = "checkpoint-request"
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
-# handler of SIGTERM does not run: torchrun would wait 30 s for it. It cannot complete a checkpoint any more.
+# handler of SIGTERM does not run: torchrun would wait 30 s for it. It can complete no checkpoint that needs its peers.
 RANK_EXIT_SECONDS = 2.0
+SAVE_EXIT_SECONDS = 30.0  # for a rank that is writing a checkpoint without its peers, by its progress file
 TORCHRUN_EXIT_SECONDS = 5.0  # after the end of all ranks
 
 
@@ -140,6 +141,7 @@ class AttemptTorchrun(Torchrun):
         self._manifest, self._group, self._run = manifest, group, run
         self.number, self._state_file = state.attempt, state_file
         self._aborted_at: float | None = None
+        self._killed_at: float | None = None  # monotonic time at which its ranks were killed first
         self._processes, self._image = run.processes_per_node, run.job.container
         self._has_rebooted = state.boot != node.boot
         folder = _attempt_folder(run.run, self.number)
@@ -309,14 +311,17 @@ class AttemptTorchrun(Torchrun):
     def abort(self) -> None:
         """End the attempt, which has failed: repeat the call until torchrun has ended.
 
-        Ranks that still run after RANK_EXIT_SECONDS are killed, and torchrun itself TORCHRUN_EXIT_SECONDS later.
+        Ranks that still run after RANK_EXIT_SECONDS are killed, and torchrun itself TORCHRUN_EXIT_SECONDS later. While
+        a rank of the node is writing a checkpoint, none is killed for SAVE_EXIT_SECONDS: torchrun would end all.
         """
         now = time.monotonic()
         self._aborted_at = now if self._aborted_at is None else self._aborted_at
         seconds = now - self._aborted_at
-        if self.exit_code() is not None or seconds < RANK_EXIT_SECONDS:
+        is_saving = seconds < SAVE_EXIT_SECONDS and any(each.is_saving for each in self.progress())
+        if self.exit_code() is not None or seconds < RANK_EXIT_SECONDS or is_saving:
             return
-        if self._image is not None or seconds > RANK_EXIT_SECONDS + TORCHRUN_EXIT_SECONDS:
+        self._killed_at = now if self._killed_at is None else self._killed_at
+        if self._image is not None or now > self._killed_at + TORCHRUN_EXIT_SECONDS:
             self.kill()
             return
         for torchrun in child_processes(self.process_id):

@@ -37,6 +37,27 @@ def test_ranks_of_an_attempt_that_failed_on_another_node_are_killed(node: NodeWi
     assert time.monotonic() - started_at < RANK_EXIT_SECONDS + TORCHRUN_EXIT_SECONDS
 
 
+def test_rank_that_is_writing_a_checkpoint_is_killed_later(node: NodeWithAgent) -> None:
+    progress = {"rank": 0, "step": 7, "time": 1.0, "step_seconds": 1.0, "is_saving": True}
+    saving = f"""
+import json, os, pathlib, time
+progress, folder = {progress!r}, pathlib.Path(os.environ["METRICS_DIR"])
+(folder / "progress-0.json").write_text(json.dumps(progress))
+time.sleep({RANK_EXIT_SECONDS + 2})
+(folder / "saved").touch()
+(folder / "progress-0.json").write_text(json.dumps(progress | {{"is_saving": False}}))
+"""
+    (node.folder / "job.py").write_text(
+        TORCHRUN_WITH_HANGING_RANK.replace(repr(HANGING_RANK), repr(saving + HANGING_RANK))
+    )
+    node.request(1)
+    node.wait_for("workers_up 1")
+    eventually(lambda: list(node.folder.rglob("progress-0.json")), "the progress file")
+    node.request(1, aborted=1)
+    node.wait_for("workers_failed 1")
+    assert list(node.folder.rglob("saved"))
+
+
 def test_hanging_ranks_are_killed_when_torchrun_ends_them(node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     (node.folder / "job.py").write_text(TORCHRUN_WITH_HANGING_RANK)
     monkeypatch.setattr(AttemptTorchrun, "output", lambda _: "Sending process 7 closing signal SIGTERM")
