@@ -137,8 +137,9 @@ def _check_gpu(fault: GpuFault, settings: StackSettings) -> None:
     if gpu is None and fault.condition is not None:
         fix = "Set only xid, or rehearse a stack with GPUs"
         raise _error(format_fault(fault), ["condition: the nodes of the stack have no GPUs"], fix)
-    if gpu is not None and fault.gpu >= gpu.count:
-        reason = f"gpu: {settings.worker_type.name} has the GPUs 0 to {gpu.count - 1}"
+    count = gpu.count if gpu is not None else settings.processes_per_node
+    if fault.gpu >= count:
+        reason = f"gpu: a node of the stack has the GPUs 0 to {count - 1}"
         raise _error(format_fault(fault), [reason], "Use one of these GPUs")
 
 

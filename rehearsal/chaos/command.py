@@ -40,6 +40,10 @@ def run_chaos(options: Options, chaos: ChaosOptions, display: Display, interrupt
 
     Raises InputError for invalid input, and if the job is too short for its faults.
     """
+    if read_stack(options)[1].job.train is None:
+        reason = "chaos compares the losses of the built-in trainer, and this stack has a custom job"
+        fix = "Use a stack with job.train, or inject faults into this one: make rehearsal FAULT=KIND,..."
+        raise InputError([Problem("--stack", options.stack, reason, fix, "custom_job")])
     steps = chaos.steps or round(chaos.minutes * 60 / NOMINAL_STEP_SECONDS)
     defaults = (
         ("job.train.steps", steps),

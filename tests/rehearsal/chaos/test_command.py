@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_job_runs_without_faults_once_per_settings(options: Options, rehearsed: 
     assert [len(each.run_faults) for each in rehearsed] == [0, 2, 2]
     assert dict(rehearsed[0].changes)["job.train.steps"] == 20
     assert json.loads((options.folder / "chaos.json").read_text())["seed"] == 2
+
+
+def test_custom_job_is_refused(options: Options, rehearsed: list[Options]) -> None:
+    shutil.copytree(ROOT / "examples", options.project.folder / "examples")
+    with rejects("custom_job", "this stack has a custom job", "make rehearsal FAULT"):
+        run_chaos(replace(options, stack="custom-job"), chaos(), Display(), Interrupts())
+    assert rehearsed == []
 
 
 def test_job_must_be_longer_than_its_faults(options: Options, rehearsed: list[Options]) -> None:
