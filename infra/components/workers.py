@@ -1,5 +1,6 @@
 """A worker group: launch template, Auto Scaling group and lifecycle hook. The launch adds the nodes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,11 @@ _TIMEOUTS = pulumi.CustomTimeouts(update="40m", delete="40m")
 _LAUNCH_FIRST = aws.autoscaling.GroupInstanceMaintenancePolicyArgs(
     min_healthy_percentage=100, max_healthy_percentage=200
 )
+
+
+def _maximum_replacements(nodes: int) -> int:
+    """Return how many nodes of a group are replaced at the same time: several nodes share a rack and its power."""
+    return math.ceil(nodes / 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +106,9 @@ class WorkerGroup(pulumi.ComponentResource):
         group = aws.autoscaling.Group(
             name,
             min_size=0,
-            # With a replacement that is launched before its node is terminated.
-            max_size=args.plan.nodes + args.launches_before_terminating,
+            # With the replacements that are launched before their nodes are terminated.
+            max_size=args.plan.nodes
+            + (_maximum_replacements(args.plan.nodes) if args.launches_before_terminating else 0),
             launch_template=(
                 None
                 if spot

@@ -127,6 +127,10 @@ def test_group_size_and_grace_period_allow_a_boot(gpu: Deployment) -> None:
     assert all(tag["propagateAtLaunch"] for tag in group["tags"])
 
 
+def test_several_nodes_of_a_large_group_are_replaced_at_the_same_time(changed: Callable[..., Deployment]) -> None:
+    assert changed("custom-job", nodes=16).resource(GROUP, "workers").inputs["maxSize"] == 18
+
+
 def test_head_is_the_only_instance_of_its_group(shipped: Deployment) -> None:
     group, template = shipped.resource(GROUP, "head").inputs, head_template_of(shipped)
     assert (group["minSize"], group["maxSize"], group["healthCheckType"]) == (1, 1, "EC2")
