@@ -10,7 +10,13 @@ from trainyard.models.events import AgentEvent
 from trainyard.models.metrics import MetricLine
 from trainyard.models.report import FaultInjection, Recovery
 
-PHASES = ("detected_seconds", "restarted_seconds", "next_step_seconds", "caught_up_seconds")
+# Field of a recovery -> heading of its column, in the order of time.
+PHASES = {
+    "detected_seconds": "detected",
+    "restarted_seconds": "ranks up",
+    "next_step_seconds": "next step",
+    "caught_up_seconds": "caught up",
+}
 
 
 def find_recoveries(

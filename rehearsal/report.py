@@ -71,9 +71,8 @@ def print_report(report: Report, console: Console) -> None:
 
 def recovery_table(recoveries: Iterable[Recovery]) -> Table:
     """Return a table with the phases of each recovery in seconds, and the repeated steps."""
-    table = Table(
-        Column("fault", overflow="fold"), "detected s", "ranks up s", "next step s", "caught up s", "repeated"
-    )
+    headings = [f"{heading} s" for heading in PHASES.values()]
+    table = Table(Column("fault", overflow="fold"), *headings, "repeated")
     for each in recoveries:
         cells = ["-" if value is None else f"{value:.1f}" for value in (getattr(each, phase) for phase in PHASES)]
         longest = "" if each.longest_step_seconds is None else f", longest step {each.longest_step_seconds:.1f} s"

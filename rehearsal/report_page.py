@@ -6,6 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rehearsal.charts import loss_chart, nodes_chart, phases_chart
+from rehearsal.recovery import PHASES
 from rehearsal.timeline import Timeline
 from trainyard.models.report import Report
 from trainyard.operations.saved import describe_size
@@ -40,6 +41,7 @@ def render_page(report: Report, timeline: Timeline) -> str:
         nodes=nodes_chart(timeline.nodes, phases),
         loss=loss_chart(timeline.metrics or ()),
         resources=sorted(timeline.resources, key=lambda resource: -resource.seconds),
+        recovery_phases=PHASES,
         python_name=python_name,
         describe_size=describe_size,
     )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from trainyard.aws.s3 import Bucket
+from trainyard.models.decision import AttemptDecision, AttemptStart
 from trainyard.models.events import TaskEvent
 from trainyard.models.layout import HEAD_EVENTS, RunLayout
 from trainyard.models.metrics import MetricLine
@@ -33,13 +34,13 @@ def follow_run(
     log: Callable[[str], None],
     show: Callable[[str], None],
 ) -> Outcome:
-    """Wait for the outcome of the run, log every tenth step and show the last step.
+    """Wait for the outcome of the run; log its attempts, why they failed, and every tenth step; show the last step.
 
     `steps`: optimizer steps of the built-in trainer; None: a custom job. `failure` returns the reason once the run can
     no longer end. Raises FollowError with that reason, or when `timeout_seconds` have passed.
     """
     layout, deadline = RunLayout(run), time.monotonic() + timeout_seconds
-    cursor, metrics = Cursor(data, layout.metrics), list[MetricLine]()
+    cursor, metrics, attempts = Cursor(data, layout.metrics), list[MetricLine](), AttemptLines(data, layout)
     show("waiting for the end of the job" if steps is None else "waiting for the first step")
     while True:
         for _, line in cursor.lines():
@@ -47,6 +48,8 @@ def follow_run(
             show(progress := format_progress(metrics, steps or 0))
             if metrics[-1].step == 1 or metrics[-1].step % LOGGED_STEPS == 0:
                 log(progress)
+        for text in attempts.new_lines():
+            log(text)
         outcome = data.find(layout.outcome)
         if outcome is not None:
             return Outcome.model_validate_json(outcome)
@@ -55,6 +58,27 @@ def follow_run(
         if time.monotonic() > deadline:
             raise FollowError(f"run {run} has no outcome after {timeout_seconds:.0f} s")
         time.sleep(POLL_SECONDS)
+
+
+class AttemptLines:
+    """Sentences about the attempts of a run: on which nodes they start, and why they fail."""
+
+    def __init__(self, data: Bucket, layout: RunLayout) -> None:
+        self._data, self._layout = data, layout
+        self._last_start = self._last_decision = ""
+        self._previous: AttemptStart | None = None
+
+    def new_lines(self) -> list[str]:
+        """Return the sentences since the last call, in the order of time."""
+        lines: list[tuple[float, str]] = []
+        for key in self._data.keys(self._layout.decisions, self._last_decision):
+            decision, self._last_decision = AttemptDecision.model_validate_json(self._data.read(key)), key
+            lines.append((decision.time, f"attempt {decision.attempt} failed: {decision.summary()}"))
+        for key in self._data.keys(self._layout.attempt_starts, self._last_start):
+            start, self._last_start = AttemptStart.model_validate_json(self._data.read(key)), key
+            lines.append((start.time, start.describe(self._previous, None)))
+            self._previous = start
+        return [text for _, text in sorted(lines)]
 
 
 def wait_until(description: str, condition: Callable[[], bool], timeout_seconds: float) -> None:

@@ -21,7 +21,7 @@ from tests.conftest import find_chromium
 from tests.metrics import metric
 from tests.rehearsal.aws.instances import example_record
 from trainyard.models.events import AgentEvent, NodeEvent, PlaybookEvent, ServiceEvent
-from trainyard.models.report import Billed, LeakedResource, NotRehearsed, Report, Substitution
+from trainyard.models.report import Billed, LeakedResource, NotRehearsed, Recovery, Report, Substitution
 from trainyard.models.saved import SavedItem
 
 NARROW, WIDE = 400, 1400
@@ -244,6 +244,16 @@ def test_page_has_all_values_of_the_report() -> None:
     ]
     assert [name for name in names if name not in html] == []
     assert python_name(timeline.resources[0].type) in html
+
+
+def test_page_has_the_recovery_from_each_fault() -> None:
+    common = {"kind": "rank-kill", "time": 1.0, "nodes": ("i-1",)}
+    ended = Recovery(fault="rank-kill,rank=3", attempt=1, next_step_seconds=12.34, repeated_steps=7, **common)
+    continued = Recovery(fault="agent-kill,node=1", attempt=None, longest_step_seconds=0.5, **common)
+    report = create_report(faults=("rank-kill,rank=3", "agent-kill,node=1"), recoveries=(ended, continued))
+    html = render_page(report, create_timeline())
+    assert '<td class="number">12.3</td><td class="number">-</td><td class="number">7</td>' in html
+    assert "the job continued, longest step 0.5 s" in html
 
 
 def test_checkpoints_of_a_custom_job_are_not_described_as_loaded() -> None:
