@@ -89,6 +89,7 @@ class SimulatedAccount(Account):
         self._desired = 0
         self._described: list[dict[str, Any]] | None = None
         self._omitted: str | None = None
+        self._flaky = set[str]()  # whose status check failed in the last response: it does not in the next
 
     # Calls of the controller
 
@@ -160,7 +161,10 @@ class SimulatedAccount(Account):
         impaired = [each for each in known if each.silent_since is not None and each.silent_since <= since]
         reasons = {each.id: "EC2 reports InstanceStatus impaired" for each in impaired}
         ended = {each.id: "EC2 reports the state terminated" for each in known if each.ended_at is not None}
-        flaky = [each.id for each in known if self._random.random() < self._flaws.impaired]
+        flaky = [
+            each.id for each in known if each.id not in self._flaky and self._random.random() < self._flaws.impaired
+        ]
+        self._flaky = set(flaky)
         return reasons | ended | dict.fromkeys(flaky, "EC2 reports InstanceStatus impaired")
 
     def describe_network_nodes(self, instances: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

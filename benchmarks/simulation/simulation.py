@@ -32,7 +32,7 @@ PROCESSES = 8
 LEASE_MINUTES = 240.0
 QUIET_POLL_SECONDS = LEASE_MINUTES * 60 / RENEWALS_PER_LEASE
 POLL_SECONDS = ((60.0, 5.0), (float("inf"), 30.0))  # seconds since the last event -> seconds between two calls
-MAXIMUM_DELAY_SECONDS = 20.0  # of a heartbeat
+MAXIMUM_DELAY_SECONDS = 45.0  # of a heartbeat: longer than a node may be silent without a second sign
 TERMINATION_SECONDS = 3600.0
 _MAXIMUM_STEPS = 20  # of the controller in one moment
 

@@ -45,7 +45,8 @@ class Liveness:
         self._attempt = 0
         self._progress: dict[str, tuple[int, float]] = {}  # node -> its last step, and when it was first received
         self._longest_step = 0.0
-        self._impaired: dict[str, str] = {}
+        self._impaired: dict[str, str] = {}  # by the last response of EC2
+        self._impaired_before: dict[str, str] = {}  # by the response before it
         self._described_at = 0.0
 
     def update(self, attempt: int, heartbeats: Mapping[str, ReceivedHeartbeat]) -> None:
@@ -72,11 +73,14 @@ class Liveness:
 
         Nodes are expected to send heartbeats from the first call that names them.
         """
+        return {node: each for node, each in self._silence(nodes).items() if each >= SILENCE_SECONDS}
+
+    def _silence(self, nodes: Collection[str]) -> dict[str, float]:
+        """Return node -> seconds since its last heartbeat."""
         now = self._clock.monotonic()
         for node in nodes:
             self._expected_since.setdefault(node, now)
-        seconds = {node: now - self._last_sign(node) for node in nodes}
-        return {node: each for node, each in seconds.items() if each >= SILENCE_SECONDS}
+        return {node: now - self._last_sign(node) for node in nodes}
 
     def may_become_silent(self, nodes: Collection[str], since: float) -> bool:
         """Return whether one of the nodes has sent no heartbeat since then, monotonic time, but is not silent yet."""
@@ -86,16 +90,19 @@ class Liveness:
     def find_lost_nodes(self, nodes: Collection[str], failed_peers: Collection[str]) -> list[LostNode]:
         """Return the lost nodes among those of an attempt. `failed_peers`: nodes whose ranks have failed in it.
 
-        A second sign is that EC2 reports the instance as impaired or not running, that ranks of other nodes have
-        failed, or that other nodes make no steps. If all nodes are silent, only EC2 confirms it.
+        A second sign is that two responses of EC2 report the instance as impaired or not running, that ranks of other
+        nodes have failed, or that other nodes make no steps. If all nodes are silent, only EC2 confirms it.
         """
-        silent = self.silent_nodes(nodes)
+        silence = self._silence(nodes)
+        if soon_silent := [node for node, each in silence.items() if each >= SILENCE_SECONDS - EC2_POLL_SECONDS]:
+            self._describe(soon_silent)
+        silent = {node: each for node, each in silence.items() if each >= SILENCE_SECONDS}
         if not silent:
             return []
-        self._describe(silent)
         others = [node for node in nodes if node not in silent]
         waiting = self._describe_waiting_peers(others, failed_peers)
-        signs = {node: self._impaired.get(node) or waiting for node in silent}
+        impaired = {node: text for node, text in self._impaired.items() if node in self._impaired_before}
+        signs = {node: impaired.get(node) or waiting for node in silent}
         return [LostNode(node, silent[node], sign) for node, sign in sorted(signs.items()) if sign]
 
     def _last_sign(self, node: str) -> float:
@@ -107,9 +114,11 @@ class Liveness:
         now = self._clock.monotonic()
         if now < self._described_at + EC2_POLL_SECONDS:
             return
+        is_consecutive = now < self._described_at + 3 * EC2_POLL_SECONDS
         self._described_at = now
         try:
-            self._impaired = self._account.find_impaired_instances(nodes)
+            before, self._impaired = self._impaired, self._account.find_impaired_instances(nodes)
+            self._impaired_before = before if is_consecutive else {}
         except (BotoCoreError, ClientError) as error:
             LOG.warning("the state of %s cannot be read: %s", ", ".join(nodes), error)
 
