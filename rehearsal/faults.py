@@ -139,7 +139,7 @@ def _check_gpu(fault: GpuFault, settings: StackSettings) -> None:
         raise _error(format_fault(fault), ["condition: the nodes of the stack have no GPUs"], fix)
     count = gpu.count if gpu is not None else settings.processes_per_node
     if fault.gpu >= count:
-        reason = f"gpu: a node of the stack has the GPUs 0 to {count - 1}"
+        reason = f"gpu: a node of the stack has {count} GPUs, or processes in their place: 0 to {count - 1}"
         raise _error(format_fault(fault), [reason], "Use one of these GPUs")
 
 

@@ -18,6 +18,7 @@ from trainyard.node.controller.account import Account
 
 REGION = "us-east-1"
 GROUP = "simulated-workers"
+STATUS_CHECK_SECONDS = 60.0
 _CAPACITY_RETRY_SECONDS = 60.0
 _HOOK_SECONDS = 120.0  # heartbeat of the termination lifecycle hook, for a node that does not complete it
 _GROUP_CHECK_SECONDS = 180.0
@@ -89,7 +90,7 @@ class SimulatedAccount(Account):
         self._desired = 0
         self._described: list[dict[str, Any]] | None = None
         self._omitted: str | None = None
-        self._flaky = set[str]()  # whose status check failed in the last response: it does not in the next
+        self._flaky_until: dict[str, float] = {}  # healthy instance -> time until which a status check has failed
 
     # Calls of the controller
 
@@ -161,10 +162,14 @@ class SimulatedAccount(Account):
         impaired = [each for each in known if each.silent_since is not None and each.silent_since <= since]
         reasons = {each.id: "EC2 reports InstanceStatus impaired" for each in impaired}
         ended = {each.id: "EC2 reports the state terminated" for each in known if each.ended_at is not None}
-        flaky = [
-            each.id for each in known if each.id not in self._flaky and self._random.random() < self._flaws.impaired
-        ]
-        self._flaky = set(flaky)
+        now = self._timeline.now
+        for each in known:  # a check is repeated after a minute, and does not fail twice in a row
+            if (
+                now >= self._flaky_until.get(each.id, 0.0) + STATUS_CHECK_SECONDS
+                and self._random.random() < self._flaws.impaired
+            ):
+                self._flaky_until[each.id] = now + STATUS_CHECK_SECONDS
+        flaky = [each.id for each in known if now < self._flaky_until.get(each.id, 0.0)]
         return reasons | ended | dict.fromkeys(flaky, "EC2 reports InstanceStatus impaired")
 
     def describe_network_nodes(self, instances: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

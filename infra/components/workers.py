@@ -28,7 +28,7 @@ _LAUNCH_FIRST = aws.autoscaling.GroupInstanceMaintenancePolicyArgs(
 
 
 def _maximum_replacements(nodes: int) -> int:
-    """Return how many nodes of a group are replaced at the same time: several nodes share a rack and its power."""
+    """Return how many replacements a group launches before it terminates their nodes. A rack may fail as a whole."""
     return math.ceil(nodes / 8)
 
 

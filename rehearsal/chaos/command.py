@@ -42,8 +42,7 @@ def run_chaos(options: Options, chaos: ChaosOptions, display: Display, interrupt
     """
     if read_stack(options)[1].job.train is None:
         reason = "chaos compares the losses of the built-in trainer, and this stack has a custom job"
-        fix = "Use a stack with job.train, or inject faults into the rehearsal: make rehearsal FAULT=KIND,..."
-        raise InputError([Problem("--stack", options.stack, reason, fix, "custom_job")])
+        raise InputError([Problem("--stack", options.stack, reason, "Use a stack with job.train", "custom_job")])
     steps = chaos.steps or round(chaos.minutes * 60 / NOMINAL_STEP_SECONDS)
     defaults = (
         ("job.train.steps", steps),

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from trainyard.base import StrictModel
 from trainyard.models.events import RankFailure
+from trainyard.quantity import quantity
 
 NodeAction = Literal["none", "reset", "reboot", "replace"]
 """What the controller does with a node before the next attempt: nothing, reset its GPUs, reboot or replace it."""
@@ -30,17 +31,25 @@ class AttemptStart(StrictModel):
     attempt: int = Field(gt=0, description="Number of the attempt.")
     time: float = Field(description="Unix time, seconds.")
     nodes: tuple[str, ...] = Field(description="Its instances, in the order of their node ranks.")
-    run_nodes: int = Field(gt=0, description="Nodes of the run then: more than `nodes` if the job runs on fewer.")
+    run_nodes: int = Field(
+        gt=0, description="Number of nodes of the run. The attempt has fewer if the job continues on fewer nodes."
+    )
 
     def describe(self, previous: "AttemptStart | None", first_step: int | None) -> str:
-        """Return the start in one sentence. `first_step`: of the attempt, if it has ended one."""
-        size = f"{len(self.nodes)} of {self.run_nodes}" if len(self.nodes) < self.run_nodes else f"{self.run_nodes}"
-        parts = [f"attempt {self.attempt} started on {size} nodes"]
+        """Return the start in one sentence.
+
+        `previous`: the start of the attempt before, if any. `first_step`: first step that the attempt completed; None
+        if it has completed none.
+        """
+        of_all = f"{len(self.nodes)} of " if len(self.nodes) < self.run_nodes else ""
+        parts = [f"attempt {self.attempt} started on {of_all}{quantity(self.run_nodes, 'node')}"]
         if previous is None:
             parts.append(", ".join(self.nodes))
         else:
             parts += [f"without {node}" for node in previous.nodes if node not in self.nodes]
             parts += [f"with {node}" for node in self.nodes if node not in previous.nodes]
+            if set(self.nodes) == set(previous.nodes) and self.nodes != previous.nodes:
+                parts.append("the nodes run other ranks")
         if first_step is not None:
             parts.append(f"its first step was {first_step}")
         return "; ".join(parts)

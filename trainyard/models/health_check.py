@@ -107,6 +107,7 @@ class HealthCheckResult(StrictModel):
         "unhealthy and their group replaces them. failed: the run ends."
     )
     reason: str = Field(description="Reason of the decision, in one sentence.")
+    during_attempt: bool = Field(False, description="Whether the job ran on other nodes meanwhile.")
     unhealthy_nodes: tuple[str, ...] = Field(
         (), description="Nodes that failed twice and were marked unhealthy in their group."
     )

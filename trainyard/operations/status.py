@@ -35,7 +35,9 @@ class GroupStatus(StrictModel):
     )
     nodes_in_manifest: int = Field(description="Nodes of the group in the manifest, which a launch starts.")
     nodes: tuple[str, ...] = Field(description="Instances in it, including those that are terminating.")
-    unhealthy_nodes: tuple[str, ...] = Field((), description="Those of them that no attempt uses: they are replaced.")
+    unhealthy_nodes: tuple[str, ...] = Field(
+        (), description="Those of them that are marked unhealthy: no attempt uses them, and the group replaces them."
+    )
     capacity_end_time: float | None = Field(
         description="Unix time at which its capacity reservation or Capacity Block ends; none: no end."
     )
@@ -101,7 +103,7 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
 
 def _group_statuses(manifest: Manifest, workers: WorkerGroups, control: Control | None) -> tuple[GroupStatus, ...]:
     workers.members()  # a single response of AWS may omit a member
-    members, unhealthy = workers.members_by_group(), control.unhealthy_nodes if control else ()
+    members, unhealthy = workers.members_by_group(), control.unhealthy_nodes if control and not control.stop else ()
     return tuple(
         GroupStatus(
             name=group.name,
@@ -183,10 +185,10 @@ def _format_attempt(record: RunRecord, control: Control, has_ended: bool) -> str
         return text
     if control.waiting_since is not None:
         since = format_time(control.waiting_since)
-        return f"{text}: failed; the run waits for nodes since {since} (trainyard why)"
+        return f"{text}: ended; the next attempt has not started since {since} (trainyard why)"
     if len(control.nodes) < record.nodes:
         size = f"{len(control.nodes)} of {record.nodes} nodes"
-        return f"{text}: {size} until others are ready (min_nodes; trainyard why)"
+        return f"{text}: {size} until the others are ready (trainyard why)"
     return text
 
 

@@ -12,7 +12,7 @@ from trainyard.models.layout import REPLACED_NODES, RunLayout
 from trainyard.models.metrics import MetricLine
 from trainyard.models.replaced_nodes import ReplacedNodes
 from trainyard.models.run import Outcome
-from trainyard.models.streams import metric_lines
+from trainyard.models.streams import Cursor
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import read_run_record
 from trainyard.quantity import quantity
@@ -24,9 +24,7 @@ class RunExplanation(StrictModel):
 
     run: str = Field(description="Run id.")
     starts: tuple[AttemptStart, ...] = Field((), description="Starts of the attempts, oldest first.")
-    first_steps: dict[int, int] = Field(
-        default_factory=dict, description="Attempt -> its first step, if no later attempt has repeated that step."
-    )
+    first_steps: dict[int, int] = Field(default_factory=dict, description="Attempt -> first step that it completed.")
     decisions: tuple[AttemptDecision, ...] = Field(description="Decisions on the failed attempts, oldest first.")
     health_checks: tuple[HealthCheckResult, ...] = Field(description="Results of all health checks, oldest first.")
     outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
@@ -44,7 +42,7 @@ def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
     return RunExplanation(
         run=record.run,
         starts=tuple(starts),
-        first_steps=_find_first_steps(metric_lines(data, record.run)),
+        first_steps=_find_first_steps(line for _, line in Cursor(data, layout.metrics).lines()),
         decisions=tuple(decisions),
         health_checks=tuple(results),
         outcome=cluster.outcome(record.run),
@@ -52,11 +50,12 @@ def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
     )
 
 
-def _find_first_steps(metrics: Iterable[MetricLine]) -> dict[int, int]:
-    """Return attempt -> first step of its lines, from those that no later attempt has repeated."""
+def _find_first_steps(lines: Iterable[str | bytes]) -> dict[int, int]:
+    """Return attempt -> first step, from all metric lines of a run."""
     first: dict[int, int] = {}
-    for line in metrics:
-        first.setdefault(line.attempt, line.step)
+    for line in lines:
+        metric = MetricLine.model_validate_json(line)
+        first[metric.attempt] = min(metric.step, first.get(metric.attempt, metric.step))
     return first
 
 

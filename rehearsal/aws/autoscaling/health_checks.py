@@ -2,7 +2,7 @@
 
 Source: Auto Scaling user guide, "Health checks for instances in an Auto Scaling group": Auto Scaling waits for an
 impaired instance to recover, and checks no instance in its grace period. That it waits for three minutes is an
-assumption. The time is not scaled by the profile of a rehearsal, like that of the controller's own checks.
+assumption. As with the controller's own checks, the profile of a rehearsal does not scale this time.
 """
 
 from collections.abc import Iterator

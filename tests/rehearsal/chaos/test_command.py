@@ -60,7 +60,7 @@ def test_job_runs_without_faults_once_per_settings(options: Options, rehearsed: 
 
 def test_custom_job_is_refused(options: Options, rehearsed: list[Options]) -> None:
     shutil.copytree(ROOT / "examples", options.project.folder / "examples")
-    with rejects("custom_job", "this stack has a custom job", "make rehearsal FAULT"):
+    with rejects("custom_job", "this stack has a custom job", "Use a stack with job.train"):
         run_chaos(replace(options, stack="custom-job"), chaos(), Display(), Interrupts())
     assert rehearsed == []
 

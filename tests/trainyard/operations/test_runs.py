@@ -249,14 +249,15 @@ def test_status_names_unhealthy_nodes_and_a_smaller_size(cluster: clusters.Clust
     cluster.data.write(RunLayout(record.run).control, control.model_dump_json().encode())
     lines = format_status(read_status(connect(cluster), None), cluster.stack)
     assert any(line.endswith(f"; {unhealthy} is unhealthy and is being replaced") for line in lines)
-    assert f"attempt 2 on {healthy}: 1 of 2 nodes until others are ready (min_nodes; trainyard why)" in lines
+    assert f"attempt 2 on {healthy}: 1 of 2 nodes until the others are ready (trainyard why)" in lines
 
 
 def test_status_of_a_run_that_waits_for_nodes(cluster: clusters.Cluster, record: RunRecord) -> None:
     control = Control(attempt=1, nodes=("i-1", "i-2"), waiting_since=60.0)
     cluster.data.write(RunLayout(record.run).control, control.model_dump_json().encode())
     lines = format_status(read_status(connect(cluster), None), cluster.stack)
-    assert f"attempt 1 on i-1, i-2: failed; the run waits for nodes since {format_time(60.0)} (trainyard why)" in lines
+    since = format_time(60.0)
+    assert f"attempt 1 on i-1, i-2: ended; the next attempt has not started since {since} (trainyard why)" in lines
 
 
 def test_status_contains_the_last_health_check_by_node(cluster: clusters.Cluster, record: RunRecord) -> None:

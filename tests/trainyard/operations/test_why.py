@@ -5,9 +5,10 @@ import time
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
+from tests.metrics import metric
 from trainyard.models.decision import AttemptDecision, AttemptStart
 from trainyard.models.events import RankFailure
-from trainyard.models.layout import RunLayout
+from trainyard.models.layout import RunLayout, chunk_key, chunk_prefix
 from trainyard.models.replaced_nodes import ReplacedNode, ReplacedNodes
 from trainyard.models.run import Outcome
 from trainyard.node.controller.failure_analysis import AttemptFailure, decide
@@ -70,6 +71,27 @@ def test_starts_of_attempts_name_the_changed_nodes_and_the_first_step() -> None:
         "3 started on 2 nodes; with i-3",
     ]
     assert lines[1] == "1 failed", "in the order of time"
+
+
+def test_first_steps_are_those_of_each_attempt_also_if_they_were_repeated(account: EmulatedAws) -> None:
+    nodes = clusters.create_cluster(REGION)
+    record = nodes.create_run_record()
+    layout = RunLayout(record.run)
+    nodes.data.write(layout.record, record.model_dump_json().encode())
+    steps = [(1, range(1, 21)), (2, range(1, 6)), (3, range(4, 8))]
+    lines = [metric(step, attempt=attempt).model_dump_json() for attempt, numbers in steps for step in numbers]
+    nodes.data.write(chunk_key(chunk_prefix(layout.metrics, "i-1", "0001", "a"), 0), "\n".join(lines).encode())
+    assert explain_run(Cluster(nodes.stack, REGION), record.run).first_steps == {1: 1, 2: 1, 3: 4}
+
+
+def test_start_on_the_same_nodes_with_other_ranks_is_described() -> None:
+    first = AttemptStart(attempt=1, time=5.0, nodes=("i-1",), run_nodes=1)
+    assert first.describe(None, None) == "attempt 1 started on 1 node; i-1"
+    before = AttemptStart(attempt=1, time=5.0, nodes=("i-1", "i-2"), run_nodes=2)
+    swapped = AttemptStart(attempt=2, time=6.0, nodes=("i-2", "i-1"), run_nodes=2)
+    assert (
+        swapped.describe(before, 7) == "attempt 2 started on 2 nodes; the nodes run other ranks; its first step was 7"
+    )
 
 
 def test_run_without_failures() -> None:

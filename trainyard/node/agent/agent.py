@@ -40,7 +40,7 @@ from trainyard.node.streams import ChunkWriter
 from trainyard.node.watchdog import report_progress
 
 POLL_SECONDS = 1.0
-HEALTH_SECONDS = 0.5  # for the readings of the report of a failure: the next attempt waits for it
+HEALTH_REFRESH_SECONDS = 0.5  # longest wait for the sensors before a failure is reported: the next attempt waits, too
 FAST_POLL_SECONDS = 0.1  # while the job or a health check runs: all nodes wait for the slowest
 # The new nodes of the next attempt wait at the rendezvous meanwhile: less than its join timeout.
 RESIZE_SECONDS = 240.0
@@ -370,7 +370,8 @@ class Agent:
             return
         # The next attempt waits for the report of a failure and for the end of all processes, not for the logs.
         if code and not self._state_file.state.attempt_reported:
-            self._health.refresh(HEALTH_SECONDS)  # a rank fails within milliseconds after an Xid
+            # An Xid ends a rank within milliseconds, before the next regular reading.
+            self._health.refresh(HEALTH_REFRESH_SECONDS)
             self._report_attempt_end("workers_failed", attempt.number, attempt.failures())
         self._stop_processes(wait_for_logs=not code)
         if code == 0:

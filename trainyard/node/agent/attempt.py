@@ -45,7 +45,9 @@ REQUEST = "checkpoint-request"
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It can complete no checkpoint that needs its peers.
 RANK_EXIT_SECONDS = 2.0
-SAVE_EXIT_SECONDS = 30.0  # for a rank that is writing a checkpoint without its peers, by its progress file
+# The same for the ranks of a node where one is writing a checkpoint without its peers, by its progress file. It is less
+# than FAILURE_REPORT_TIMEOUT_SECONDS of the controller.
+SAVE_EXIT_SECONDS = 15.0
 TORCHRUN_EXIT_SECONDS = 5.0  # after the end of all ranks
 
 
@@ -306,19 +308,27 @@ class AttemptTorchrun(Torchrun):
 
     def has_failed_rank(self) -> bool:
         """Whether the attempt was aborted, or torchrun ends the ranks of this node because one of them has failed."""
-        return self.is_aborted or "closing signal" in self.output()
+        return self.is_aborted or self._is_closing()
+
+    def _is_closing(self) -> bool:
+        return "closing signal" in self.output()
+
+    def _is_saving(self) -> bool:
+        """Whether a rank is writing a checkpoint. If a rank of this node has failed, torchrun ends the others, too."""
+        return any(each.is_saving for each in self.progress()) and not self._is_closing()
 
     def abort(self) -> None:
         """End the attempt, which has failed: repeat the call until torchrun has ended.
 
         Ranks that still run after RANK_EXIT_SECONDS are killed, and torchrun itself TORCHRUN_EXIT_SECONDS later. While
-        a rank of the node is writing a checkpoint, none is killed for SAVE_EXIT_SECONDS: torchrun would end all.
+        a rank of the node is writing a checkpoint, none is killed before SAVE_EXIT_SECONDS: torchrun would end all.
         """
         now = time.monotonic()
         self._aborted_at = now if self._aborted_at is None else self._aborted_at
         seconds = now - self._aborted_at
-        is_saving = seconds < SAVE_EXIT_SECONDS and any(each.is_saving for each in self.progress())
-        if self.exit_code() is not None or seconds < RANK_EXIT_SECONDS or is_saving:
+        if self.exit_code() is not None or seconds < RANK_EXIT_SECONDS:
+            return
+        if seconds < SAVE_EXIT_SECONDS and self._is_saving():
             return
         self._killed_at = now if self._killed_at is None else self._killed_at
         if self._image is not None or now > self._killed_at + TORCHRUN_EXIT_SECONDS:

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from trainyard.aws import clients
 from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging
+from trainyard.models.connection import ControllerEndpoint
 from trainyard.models.events import ServiceEvent
 from trainyard.models.layout import CONTROLLER_ENDPOINT
 from trainyard.node.controller.agent_server import AgentServer
@@ -21,6 +23,8 @@ from trainyard.node.identity import BASE, EXIT_NEWER_BUNDLE, Node, is_outdated, 
 
 POLL_SECONDS = 1.0
 PUBLISHED_POLL_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
+UNREACHABLE_SECONDS = 60.0
 READY_FILE = BASE / "controller.ready"  # the playbook waits until it has the id of this process
 LOG = logging.getLogger("controller")
 
@@ -51,16 +55,15 @@ def _control(node: Node, controller: Controller, server: AgentServer, staging: B
 
     A replaced head may still run while the new head starts: its controller then takes no steps.
     """
-    checked_at, is_published = time.monotonic(), True
+    checked_at = time.monotonic()
     while not stop.is_set():
         try:
             if time.monotonic() >= checked_at + PUBLISHED_POLL_SECONDS:
                 checked_at = time.monotonic()
-                is_published = _is_published(server, staging, is_published)
-                if not is_published:
+                if not _is_published(server, staging):
                     server.close()  # its agents connect to the other controller
-            if is_published:
-                controller.step()
+                    return _wait_for_other_controller(node, staging, stop)
+            controller.step()
         except Exception as error:  # AWS may be unavailable; the lease limits for how long
             LOG.error("%s: %s", type(error).__name__, error)
             stop.wait(POLL_SECONDS)
@@ -71,13 +74,43 @@ def _control(node: Node, controller: Controller, server: AgentServer, staging: B
     return 0
 
 
-def _is_published(server: AgentServer, staging: Bucket, known: bool) -> bool:
-    """Return whether agents find this server; `known` if S3 does not respond: the run is controlled without it."""
+def _is_published(server: AgentServer, staging: Bucket) -> bool:
+    """Return whether agents find this server. If S3 does not respond, the run is controlled without knowing it."""
     try:
         return server.is_published(staging)
     except (BotoCoreError, ClientError) as error:
         LOG.warning("%s cannot be read: %s", CONTROLLER_ENDPOINT, error)
-        return known
+        return True
+
+
+def _wait_for_other_controller(node: Node, staging: Bucket, stop: threading.Event) -> int:
+    """Wait while the controller of another head is reachable; return the exit code.
+
+    When it is not any more, systemd starts the controller of this head again, which agents then find.
+    """
+    reachable_at = time.monotonic()
+    LOG.info("agents find the controller of another head: this controller takes no steps")
+    while not stop.wait(PUBLISHED_POLL_SECONDS):
+        if is_outdated(node):
+            return EXIT_NEWER_BUNDLE
+        if _is_reachable(staging):
+            reachable_at = time.monotonic()
+        elif time.monotonic() > reachable_at + UNREACHABLE_SECONDS:
+            LOG.warning("the controller of the other head is not reachable: this controller starts again")
+            return 1
+    return 0
+
+
+def _is_reachable(staging: Bucket) -> bool:
+    """Return whether the server that agents find accepts connections; True if S3 does not respond."""
+    try:
+        endpoint = ControllerEndpoint.model_validate_json(staging.read(CONTROLLER_ENDPOINT))
+        socket.create_connection((endpoint.address, endpoint.port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    except (BotoCoreError, ClientError) as error:
+        LOG.warning("%s cannot be read: %s", CONTROLLER_ENDPOINT, error)
+    return True
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from trainyard.node.controller.worker_groups import WorkerGroups
 FAILURE_REPORT_TIMEOUT_SECONDS = 20.0
 # A job that may continue with fewer nodes waits this long for a spare node or a fast replacement.
 SMALLER_SIZE_SECONDS = 60.0
-# If so many nodes outside the attempt fail their health check in a row, the cause is as a rule not the nodes.
-# The next is not replaced, because its capacity may be lost, but checked again after this time.
+# If this number of health checks of nodes outside the attempt fail in a row, the nodes are probably not the cause. The
+# next nodes are checked after a pause, because capacity for their replacements may be lost.
 MAXIMUM_FAILED_CHECKS, CHECK_PAUSE_SECONDS = 3, 30 * 60.0
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 MASTER_PORTS = range(20000, 30000)
@@ -56,7 +56,7 @@ class Attempts:
         self.repairs = Repairs(state, groups, history)
         self.selection = NodeSelection(state, groups, self.liveness, self.repairs, history)
         self._failed_attempts = FailedAttempts(state, groups, self.repairs, self.liveness)
-        self._failed_checks = 0  # of nodes outside the attempt, since the last that passed
+        self._failed_checks = 0  # of nodes outside the attempt, since the last check that passed
         self._next_check_at = 0.0  # monotonic; of nodes outside the attempt
         self._failed_at: float | None = None  # time.monotonic() of the first failure in the current attempt
 
@@ -103,8 +103,8 @@ class Attempts:
         if slow := self._find_unchecked_slow_nodes():
             return self._check_slow_nodes(slow, now)
         minutes = state.run.limits.idle_timeout_minutes
-        received_by = state.clock.monotonic()
-        reason = self.idle_detector.find_idle_reason(attempt, nodes, minutes, received_by) if minutes else None
+        detector, monotonic_now = self.idle_detector, state.clock.monotonic()
+        reason = detector.find_idle_reason(attempt, nodes, minutes, monotonic_now) if minutes else None
         return create_outcome(state, "stopped", reason) if reason else None
 
     def _find_unchecked_slow_nodes(self) -> dict[str, str]:
@@ -209,12 +209,21 @@ class Attempts:
     def _apply_health_check(self, request: HealthCheckRequest, now: float) -> HealthCheckResult | None:
         """Return the result of a health check, and replace the nodes that it found unhealthy; None until it is over."""
         slow = self._state.control.checked_slow_nodes
-        result = self.health_checks.conclude(request, self._state.run, self._state.members, now, slow)
+        result = self.health_checks.conclude(
+            request, self._state.run, self._state.members, now, slow, during_attempt=self._is_running
+        )
         if result is None:
             return None
         LOG.info("health check %d %s: %s", request.number, result.decision, result.reason)
-        for node in self._find_failed_nodes(request, result):
+        # While an attempt runs, only nodes outside it are checked. If the check fails, they are replaced.
+        is_failed = result.decision == "failed" and self._is_running
+        failed = request.nodes if is_failed else result.unhealthy_nodes
+        for node in failed:
             self.repairs.replace(node, f"health check {request.number}: {result.reason}")
+        if failed and self._is_running:
+            self._pause_checks()
+        elif result.decision == "passed":
+            self._failed_checks = 0
         has_passed, control = result.decision == "passed", self._state.control
         checks_all = has_passed and set(control.nodes) <= set(request.nodes)
         self._state.update_control(
@@ -224,18 +233,13 @@ class Attempts:
         )
         return result
 
-    def _find_failed_nodes(self, request: HealthCheckRequest, result: HealthCheckResult) -> tuple[str, ...]:
-        """Return the nodes that a health check replaces. While an attempt runs, only nodes outside it are checked."""
-        if not self._is_running or result.decision == "repeat":
-            return result.unhealthy_nodes
-        failed = request.nodes if result.decision == "failed" else result.unhealthy_nodes
-        self._failed_checks = self._failed_checks + 1 if failed else 0
-        if self._failed_checks <= MAXIMUM_FAILED_CHECKS:
-            return failed
-        self._next_check_at = self._state.clock.monotonic() + CHECK_PAUSE_SECONDS
-        text = f"not replaced, because {MAXIMUM_FAILED_CHECKS} nodes before them failed; next check in 30 minutes"
-        LOG.warning("%s: %s", ", ".join(failed), text)
-        return ()
+    def _pause_checks(self) -> None:
+        """Count a failed health check of nodes outside the attempt. After several in a row, the next one waits."""
+        self._failed_checks += 1
+        if self._failed_checks >= MAXIMUM_FAILED_CHECKS:
+            self._next_check_at = self._state.clock.monotonic() + CHECK_PAUSE_SECONDS
+            text = "health checks of spare and added nodes failed in a row: the next one is in"
+            LOG.warning("%d %s %.0f minutes", self._failed_checks, text, CHECK_PAUSE_SECONDS / 60)
 
     def failed_health_check_reason(self) -> str:
         """Return the suffix of a message: the reason of the latest health check, unless it passed."""

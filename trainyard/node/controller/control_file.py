@@ -1,4 +1,4 @@
-"""`control.json` in S3: written by one controller only, also while the controller of a replaced head still runs."""
+"""`control.json` in S3. A controller overwrites no changes of another controller, such as that of a replaced head."""
 
 from trainyard.aws.s3 import Bucket, ObjectChangedError
 from trainyard.models.run import Control
@@ -10,7 +10,7 @@ class ControlFile:
     def __init__(self, data: Bucket, key: str) -> None:
         self._data, self._key = data, key
         self._etag: str | None = None
-        self._sent = b""  # content of the last request, whose response may have been lost
+        self._unconfirmed: list[bytes] = []  # contents of requests without a response: S3 may have stored any of them
 
     def read(self) -> Control | None:
         """Return the content; None if no controller has written it."""
@@ -20,20 +20,12 @@ class ControlFile:
     def write(self, control: Control) -> None:
         """Replace the content. Raises ObjectChangedError if another controller has changed it, and ClientError."""
         content = control.model_dump_json().encode()
-        try:
-            self._write(content)
-        except ObjectChangedError:
-            current, etag = self._data.find_version(self._key)
-            if current not in (content, self._sent):
-                raise
-            self._etag = etag
-            if current != content:
-                self._write(content)
-
-    def _write(self, content: bytes) -> None:
-        before, self._sent = self._sent, content
+        self._unconfirmed.append(content)
         try:
             self._etag = self._data.replace(self._key, content, self._etag)
         except ObjectChangedError:
-            self._sent = before
-            raise
+            current, etag = self._data.find_version(self._key)
+            if etag != self._etag and current not in self._unconfirmed:
+                raise
+            self._etag = etag if current == content else self._data.replace(self._key, content, etag)
+        self._unconfirmed.clear()

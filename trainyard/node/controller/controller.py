@@ -42,15 +42,17 @@ class Controller:
         run = self._read_run()
         if run is None or run.run == self._ended_run:
             return
-        current = self._open_run(run)
+        try:
+            self._control(run, self._open_run(run))
+        except ObjectChangedError as error:  # by the controller of another head, which may have ended meanwhile
+            LOG.warning("%s: the state of the run is read again", error)
+            self._current = None
+
+    def _control(self, run: RunRecord, current: RunController) -> None:
+        """Advance a run without outcome; end a run with one, or keep its nodes for another run."""
         outcome = self._read_outcome(run.run)
         if outcome is None:
-            try:
-                outcome = current.step()
-            except ObjectChangedError as error:  # by the controller of another head, which may have ended meanwhile
-                LOG.warning("%s: the state of the run is read again", error)
-                self._current = None
-                return
+            outcome = current.step()
             if outcome is None or not current.write_outcome(outcome):
                 return  # the next step reads an outcome that was recorded meanwhile
         if outcome.keeps_nodes(now := current.state.clock.time()):

@@ -40,7 +40,8 @@ _PEER_FAILURE = re.compile(
 # Failures that broken hardware causes as well as the job's own code. NVIDIA XID errors guide: Xid 13 and 31 are usually
 # errors of the application, but may also be faults of hardware. A rank for which others wait may have hung in a driver.
 _POSSIBLY_HARDWARE = re.compile(
-    rf"^{HANG}|CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|uncorrectable|illegal memory access|signal (4|7|8|11)\b"
+    rf"^{HANG}|CUDA error(?!: device-side assert)|CUBLAS_STATUS|CUDNN_STATUS|NCCL|uncorrectable|illegal memory access"
+    r"|signal (4|7|8|11)\b"
 )
 _HUNG_RANK = re.compile(r"(?:waiting for|is open:|;) rank (\d+)")
 
@@ -236,15 +237,18 @@ def _decide_on_job(
         is_hardware = _POSSIBLY_HARDWARE.search(first.message) is not None
         if (is_hardware or len(nodes) == 1) and _has_moved(same, draft):
             text = f"ranks failed in the same way on {draft.failed_node} in two attempts with different node ranks"
-            counted = draft.attempts_without_progress - 1
-            return _blame(draft.model_copy(update={"attempts_without_progress": counted}), draft.failed_node, text)
+            return _blame_again(draft, text)
         # Hardware of several nodes may fail at the same time: then the number of attempts decides.
         if len(nodes) > 1 and not is_hardware:
             text = f"{where} failed the same way as {' and '.join(sorted(set(nodes) - {draft.failed_node}))} before"
             return draft.model_copy(update={"end_reason": f"{text}: {first.message}"})
         if is_hardware and len(draft.nodes) == len(nodes) == 1:
-            text = f"ranks failed in the same way on {draft.failed_node}, the only node, as broken hardware makes them"
-            return _blame(draft, draft.failed_node, text)
+            text = f"ranks failed twice in the same way on {draft.failed_node}, the only node, with an error"
+            return _blame_again(draft, f"{text} that broken hardware may cause")
+        if len(draft.nodes) == 1 and len(nodes) > 1:
+            others = " and ".join(sorted(set(nodes) - {draft.failed_node}))
+            text = f"{where} failed the same way as {others} before: {first.message}"
+            return draft.model_copy(update={"end_reason": text})
         if len(draft.nodes) == 1 and (failure.were_checked or not failure.can_check):
             checked = ", and the node passed a health check between" if failure.were_checked else ""
             text = f"{where} failed twice the same way{checked}: {first.message}"
@@ -264,6 +268,12 @@ def _has_moved(same: Sequence[AttemptDecision], draft: AttemptDecision) -> bool:
     if before is None or draft.failed_node not in draft.nodes:
         return False
     return before.nodes.index(draft.failed_node) != draft.nodes.index(draft.failed_node)
+
+
+def _blame_again(draft: AttemptDecision, text: str) -> AttemptDecision:
+    """Replace the node of the rank that failed first: this attempt does not count against the job."""
+    count = draft.attempts_without_progress - 1
+    return _blame(draft.model_copy(update={"attempts_without_progress": count}), draft.failed_node, text)
 
 
 def _blame(draft: AttemptDecision, node: str | None, text: str) -> AttemptDecision:

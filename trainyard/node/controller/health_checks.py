@@ -51,12 +51,16 @@ class HealthChecks:
         members: Collection[str],
         now: float,
         slow_nodes: Collection[str] = (),
+        *,
+        during_attempt: bool = False,
     ) -> HealthCheckResult | None:
         """Return and store the result of a health check; None until it is over.
 
         It is over when all nodes have reported, after its timeout, or FAULT_GRACE_SECONDS after the first fault.
 
         `members`: instances of the worker groups. `slow_nodes`: nodes with a rank that was slower than the others.
+        `during_attempt`: whether the job runs on other nodes. Earlier results count only if this was the same for them:
+        spare nodes that have failed are no reason to end a run.
         """
         events, minutes = self._events.get(request.number, {}), run.limits.health_check_timeout_minutes
         overdue = now >= request.requested_at + minutes * 60 + REPORT_GRACE_SECONDS
@@ -64,7 +68,8 @@ class HealthChecks:
         has_fault = received_at is not None and self._clock.monotonic() >= received_at + FAULT_GRACE_SECONDS
         if not (set(request.nodes) <= events.keys() or overdue or has_fault):
             return None
-        failed = self._read_failed_before(request.number)
+        before = self._read_failed_before(request.number)
+        failed = [result for result in before if result.during_attempt == during_attempt]
         others = {
             node: values for node, values in self._healthy.items() if node in members and node not in request.nodes
         }
@@ -83,6 +88,7 @@ class HealthChecks:
             notes=decision.notes,
             decision=decision.decision,
             reason=decision.reason,
+            during_attempt=during_attempt,
             unhealthy_nodes=decision.unhealthy_nodes,
         )
         self._remember_healthy(self.latest)

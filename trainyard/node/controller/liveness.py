@@ -19,6 +19,9 @@ SILENCE_SECONDS = 30.0
 # step so far if that is longer.
 STALL_SECONDS = 30.0
 EC2_POLL_SECONDS = 10.0
+# EC2 repeats a status check every minute (EC2 user guide, "Status checks for Amazon EC2 instances"): a single failed
+# check is no sign.
+IMPAIRED_SECONDS = 70.0
 LOG = logging.getLogger("controller")
 
 
@@ -46,7 +49,7 @@ class Liveness:
         self._progress: dict[str, tuple[int, float]] = {}  # node -> its last step, and when it was first received
         self._longest_step = 0.0
         self._impaired: dict[str, str] = {}  # by the last response of EC2
-        self._impaired_before: dict[str, str] = {}  # by the response before it
+        self._impaired_since: dict[str, float] = {}  # monotonic
         self._described_at = 0.0
 
     def update(self, attempt: int, heartbeats: Mapping[str, ReceivedHeartbeat]) -> None:
@@ -90,8 +93,8 @@ class Liveness:
     def find_lost_nodes(self, nodes: Collection[str], failed_peers: Collection[str]) -> list[LostNode]:
         """Return the lost nodes among those of an attempt. `failed_peers`: nodes whose ranks have failed in it.
 
-        A second sign is that two responses of EC2 report the instance as impaired or not running, that ranks of other
-        nodes have failed, or that other nodes make no steps. If all nodes are silent, only EC2 confirms it.
+        A second sign is that EC2 reports the instance as impaired or not running for IMPAIRED_SECONDS, that ranks of
+        other nodes have failed, or that other nodes make no steps. If all nodes are silent, only EC2 confirms it.
         """
         silence = self._silence(nodes)
         if soon_silent := [node for node, each in silence.items() if each >= SILENCE_SECONDS - EC2_POLL_SECONDS]:
@@ -101,8 +104,9 @@ class Liveness:
             return []
         others = [node for node in nodes if node not in silent]
         waiting = self._describe_waiting_peers(others, failed_peers)
-        impaired = {node: text for node, text in self._impaired.items() if node in self._impaired_before}
-        signs = {node: impaired.get(node) or waiting for node in silent}
+        now = self._clock.monotonic()
+        confirmed = {node: now >= since + IMPAIRED_SECONDS for node, since in self._impaired_since.items()}
+        signs = {node: self._impaired[node] if confirmed.get(node) else waiting for node in silent}
         return [LostNode(node, silent[node], sign) for node, sign in sorted(signs.items()) if sign]
 
     def _last_sign(self, node: str) -> float:
@@ -114,11 +118,12 @@ class Liveness:
         now = self._clock.monotonic()
         if now < self._described_at + EC2_POLL_SECONDS:
             return
-        is_consecutive = now < self._described_at + 3 * EC2_POLL_SECONDS
+        if now > self._described_at + 3 * EC2_POLL_SECONDS:
+            self._impaired_since = {}  # by responses of an earlier silence
         self._described_at = now
         try:
-            before, self._impaired = self._impaired, self._account.find_impaired_instances(nodes)
-            self._impaired_before = before if is_consecutive else {}
+            self._impaired = self._account.find_impaired_instances(nodes)
+            self._impaired_since = {node: self._impaired_since.get(node, now) for node in self._impaired}
         except (BotoCoreError, ClientError) as error:
             LOG.warning("the state of %s cannot be read: %s", ", ".join(nodes), error)
 

@@ -47,16 +47,16 @@ class NodeReports:
     def __init__(self, connections: AgentConnections, data: Bucket, layout: RunLayout, clock: Clock) -> None:
         self._connections, self._data, self._layout, self._clock = connections, data, layout, clock
         self._cursor = Cursor(data, layout.events)
-        self._has_read_all = False
+        self.has_read_all = False  # whether the events that S3 had at the start of this controller were yielded
         self._polled_at: dict[str, float] = {}
         self._handled: set[tuple[str, str, int]] = set()
         self._stored: dict[str, ReceivedHeartbeat] = {}
 
     def read_events(self, members: Iterable[str]) -> Iterator[NodeEvent]:
         """Yield each event once, those of a node in the order of their arrival. `members`: nodes of the run."""
-        if not self._has_read_all:
+        if not self.has_read_all:
             yield from filter(self._is_new, node_events(self._cursor))
-            self._has_read_all = True
+            self.has_read_all = True
         yield from filter(self._is_new, self._connections.take_events())
         for node in self._due_nodes(members):
             try:

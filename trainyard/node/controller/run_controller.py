@@ -116,7 +116,7 @@ class RunController:
             self._startup.update(event)
             if isinstance(event, AgentEvent):
                 self.state.node_states.update(event)
-            elif isinstance(event, ActivityEvent):
+            elif isinstance(event, ActivityEvent) and self.reports.has_read_all:  # old events: activity is not known
                 self.attempts.idle_detector.update(event, self.state.clock.monotonic())
             elif isinstance(event, HealthCheckEvent):
                 self.attempts.health_checks.update(event)

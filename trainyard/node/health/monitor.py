@@ -70,7 +70,7 @@ class HealthMonitor:
         """Read all sensors now. Return when each has been read, after `seconds` at the latest."""
         with self._read:
             running = [sensor for sensor, thread in self._threads.items() if thread.is_alive()]
-            # A reading that is running has perhaps passed what just happened: the next one counts.
+            # A reading that has already started may miss the newest event: only the reading after it counts.
             required = {sensor: self._readings[sensor] + 1 + (sensor in self._reading_since) for sensor in running}
             for sensor in running:
                 self._due[sensor].set()
@@ -98,8 +98,8 @@ class HealthMonitor:
 
     def _run(self, sensor: Sensor, stopping: threading.Event) -> None:
         due = self._due[sensor.name]
+        due.clear()  # never between the check of `stopping` and the wait, which `stop` must end
         while not stopping.is_set():
-            due.clear()
             with self._lock:
                 self._reading_since[sensor.name] = time.monotonic()
             try:
@@ -123,6 +123,7 @@ class HealthMonitor:
                     self._readings[sensor.name] += 1
                     self._read.notify_all()
             due.wait(sensor.interval_seconds)
+            due.clear()
         try:
             sensor.close()
         except Exception as error:

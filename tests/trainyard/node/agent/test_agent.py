@@ -1,6 +1,7 @@
 """The agent of a node: requests of the controller, reports, and the drain of the node."""
 
 import itertools
+import json
 import threading
 import time
 from typing import Any
@@ -56,6 +57,18 @@ time.sleep({RANK_EXIT_SECONDS + 2})
     node.request(1, aborted=1)
     node.wait_for("workers_failed 1")
     assert any(node.folder.rglob("saved"))
+
+
+def test_file_of_a_failed_rank_that_was_writing_a_checkpoint_does_not_count(
+    node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_module, "SAVE_EXIT_SECONDS", 600.0)
+    progress = {"rank": 0, "step": 7, "time": 1.0, "step_seconds": 1.0, "is_saving": True}
+    write = f"open(os.environ['METRICS_DIR'] + '/progress-0.json', 'w').write({json.dumps(progress)!r})"
+    (node.folder / "job.py").write_text(f"import os\n{write}\n{TORCHRUN_WITH_HANGING_RANK}")
+    monkeypatch.setattr(AttemptTorchrun, "output", lambda _: "Sending process 7 closing signal SIGTERM")
+    node.request(1)
+    node.wait_for("workers_failed 1")
 
 
 def test_hanging_ranks_are_killed_when_torchrun_ends_them(node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,8 +157,8 @@ class RunWithSpare(Run):
         self.controller.step()
         return request.nodes
 
-    def fail_health_check(self) -> tuple[str, ...]:
-        """Let the nodes of the requested health check fail it, and its repetition; return them."""
+    def fail_health_check(self, healthy: str = "") -> tuple[str, ...]:
+        """Let the nodes of the requested health check fail it, and its repetition, except `healthy`; return them."""
         nodes: tuple[str, ...] = ()
         for _ in range(2):
             request = self.published.health_check
@@ -166,9 +166,10 @@ class RunWithSpare(Run):
             nodes = request.nodes
             for node in nodes:
                 fault = NodeFault(kind="hung", text="process 1 did not complete: multiply matrices")
-                self.cluster.write_health_check_event(self.record.run, node, request.number, faults=(fault,))
-            self.controller.step()
-            self.controller.step()
+                faults = () if node == healthy else (fault,)
+                self.cluster.write_health_check_event(self.record.run, node, request.number, faults=faults)
+            assert self.controller.step() is None
+            assert self.controller.step() is None
         return nodes
 
     def lose_all_but_one(self) -> str:

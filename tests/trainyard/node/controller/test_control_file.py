@@ -52,6 +52,23 @@ def test_file_of_another_controller_is_not_created_again(bucket: Bucket) -> None
         second.write(Control())
 
 
+def test_write_continues_after_a_lost_response_and_a_refused_request(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lossy = LossyBucket(bucket.name, "us-east-1")
+    file = ControlFile(lossy, KEY)
+    lossy.loses = True
+    with pytest.raises(TimeoutError):
+        file.write(Control(attempt=1))
+    lossy.loses = False
+    with monkeypatch.context() as patch:
+        patch.setattr(lossy, "replace", lambda *_: (_ for _ in ()).throw(TimeoutError()))
+        with pytest.raises(TimeoutError):
+            file.write(Control(attempt=2))
+    file.write(Control(attempt=3))
+    assert ControlFile(bucket, KEY).read() == Control(attempt=3)
+
+
 def test_write_continues_after_a_lost_response(bucket: Bucket) -> None:
     lossy = LossyBucket(bucket.name, "us-east-1")
     file = ControlFile(lossy, KEY)

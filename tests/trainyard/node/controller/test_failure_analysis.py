@@ -142,15 +142,26 @@ def test_single_node_ends_the_run_only_after_a_passed_health_check() -> None:
     assert decide_all(alone, {**alone, "can_check": False})[-1].end_reason is not None
 
 
-def test_single_node_with_the_failure_of_broken_hardware_is_replaced_once() -> None:
-    broken = {"failures": [("i-1", failure(0, "CUDA error: uncorrectable ECC error encountered"))]}
-    attempts = [{**broken, "nodes": ("i-1",), "were_checked": number > 0} for number in range(2)]
-    decision = decide_all(*attempts)[-1]
+def fail_alone(node: str, message: str = "CUDA error: uncorrectable ECC error encountered") -> dict[str, Any]:
+    """Fields of a failed attempt on one node, which has passed a health check before."""
+    return {"nodes": (node,), "failures": [(node, failure(0, message))], "were_checked": True}
+
+
+def test_single_node_with_an_error_of_broken_hardware_is_replaced() -> None:
+    decision = decide_all(fail_alone("i-1"), fail_alone("i-1"))[-1]
     assert (decision.actions, decision.end_reason) == ({"i-1": "replace"}, None)
-    other = {"failures": [("i-2", broken["failures"][0][1])], "nodes": ("i-2",), "were_checked": True}
-    *_, last = decide_all(*attempts, other, other)
-    assert last.actions == {}
-    assert last.end_reason is not None
+    assert (decision.cause, decision.attempts_without_progress) == ("node", 1)
+
+
+def test_same_error_on_the_replacement_of_a_single_node_ends_the_run() -> None:
+    decision = decide_all(fail_alone("i-1"), fail_alone("i-1"), fail_alone("i-2"))[-1]
+    assert decision.end_reason is not None
+    assert "i-2) failed the same way as i-1 before" in decision.end_reason
+
+
+def test_assertion_in_a_kernel_is_no_error_of_broken_hardware() -> None:
+    message = "CUDA error: device-side assert triggered"
+    assert decide_all(fail_alone("i-1", message), fail_alone("i-1", message))[-1].end_reason is not None
 
 
 def test_permanent_failure_of_a_node_is_not_repeated() -> None:

@@ -56,6 +56,13 @@ def test_run_continues_if_one_node_is_not_known_to_be_idle(
     assert run_with_idle_timeout.controller.step() is None
 
 
+def test_reports_from_before_a_restart_of_the_controller_do_not_count(run_with_idle_timeout: Run) -> None:
+    for node in run_with_idle_timeout.nodes:
+        write_idle_event(run_with_idle_timeout, node, 601.0)
+    run_with_idle_timeout.start_controller()
+    assert run_with_idle_timeout.controller.step() is None
+
+
 def test_idle_run_without_a_limit_continues(run: Run) -> None:
     run.step("ready", 0)
     run.step("workers_up", 1)

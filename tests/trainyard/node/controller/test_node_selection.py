@@ -168,28 +168,37 @@ def test_broken_spare_is_not_used_and_replaced(run_with_spare: RunWithSpare, mon
     assert marked == [spare]
 
 
-def test_spares_that_fail_one_after_the_other_are_not_replaced_without_a_limit(
-    run_with_spare: RunWithSpare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, replaced = run_with_spare, list[str]()
-    monkeypatch.setattr(run.controller.groups, "mark_unhealthy", replaced.append)
-    for _ in range(MAXIMUM_FAILED_CHECKS + 1):
+def fail_spares(run: RunWithSpare) -> None:
+    """Let spare nodes fail their health check until the next one waits. Each is replaced by another spare node."""
+    for _ in range(MAXIMUM_FAILED_CHECKS):
         (spare,) = run.fail_health_check()
-        if spare not in replaced:
-            break
         run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
             InstanceId=spare, ShouldDecrementDesiredCapacity=True
         )
-        run.nodes = [*run.nodes, *run.cluster.launch_instances(1)]
-        run.cluster.write_agent_event(run.record.run, run.nodes[-1], "ready", 0)
-        run.step_with_members()
-    assert len(replaced) == MAXIMUM_FAILED_CHECKS
-    assert spare not in replaced
-    assert run.published.health_check is None
-    run.clock.advance(CHECK_PAUSE_SECONDS)
-    run.send_heartbeats(*run.nodes)
-    run.controller.step()
-    assert run.published.health_check is not None, "checked again after a pause"
+        (other,) = run.cluster.launch_instances(1)
+        run.nodes = [*(node for node in run.nodes if node != spare), other]
+        run.cluster.write_agent_event(run.record.run, other, "ready", 0)
+        run.step_until_loss()
+
+
+def test_next_spare_is_checked_after_a_pause_if_several_fail_in_a_row(run_with_spare: RunWithSpare) -> None:
+    fail_spares(run_with_spare)
+    assert run_with_spare.published.health_check is None
+    run_with_spare.clock.advance(CHECK_PAUSE_SECONDS)
+    run_with_spare.send_heartbeats(*run_with_spare.nodes)
+    run_with_spare.controller.step()
+    assert run_with_spare.published.health_check is not None
+
+
+def test_spares_that_failed_do_not_end_the_run_when_nodes_are_checked_later(run_with_spare: RunWithSpare) -> None:
+    run = run_with_spare
+    fail_spares(run)
+    lost, remaining = run.published.nodes
+    run.cluster.autoscaling.terminate_instance_in_auto_scaling_group(
+        InstanceId=lost, ShouldDecrementDesiredCapacity=True
+    )
+    run.step_until_loss()
+    assert len(run.fail_health_check(healthy=remaining)) == 2
 
 
 def test_failed_scale_out_continues_with_the_old_nodes(run: Run) -> None:

@@ -101,6 +101,19 @@ def test_reservation_that_a_new_run_uses_is_kept(run: Run, is_kept: bool, state:
     cancel_reservation(REGION, name)
 
 
+def test_run_ends_although_another_controller_has_changed_its_control_file(run: Run) -> None:
+    run.cluster.staging.write(CURRENT_RUN, run.record.model_dump_json().encode())
+    controller = Controller(run.node, run.cluster.manifest, run.connections)
+    controller.step()
+    run.cluster.data.write(run.layout.control, Control(attempt=7).model_dump_json().encode())
+    outcome = create_outcome(run.controller.state, "stopped", "test")
+    run.cluster.data.write(run.layout.outcome, outcome.model_dump_json().encode())
+    controller.step()
+    controller.step()
+    assert run.cluster.describe_group()["DesiredCapacity"] == 0
+    assert (run.published.attempt, run.published.stop) == (7, True)
+
+
 @pytest.mark.parametrize("cause", ["pending", "denied"])
 def test_cancellation_is_repeated_until_it_succeeds(
     account: EmulatedAws, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str
