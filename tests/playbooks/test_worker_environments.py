@@ -23,11 +23,12 @@ pytestmark = pytest.mark.booted
 PREFIX = "wheels/"
 TIMEOUT_SECONDS = 300.0
 OUTAGE_SECONDS = 60.0
-# `systemctl service-watchdogs no` ends with each daemon-reload of the playbook.
+# `systemctl service-watchdogs no` ends with each daemon-reload of the playbook. WatchdogSec applies from a start on.
 WITHOUT_WATCHDOG = """
 mkdir -p /run/systemd/system/trainyard-job.service.d
 printf '[Service]\nWatchdogSec=0\n' > /run/systemd/system/trainyard-job.service.d/watchdog.conf
 systemctl daemon-reload
+systemctl restart trainyard-job.service
 """
 
 
@@ -110,8 +111,8 @@ def test_newer_environments_do_not_replace_environments_in_use(cluster: BootedCl
         run_script(cluster, node, "readlink -f /opt/trainyard/venv"),
         "systemctl show -p MainPID --value trainyard-job",
     )
-    process, runs = run_script(cluster, node, agent), len(cluster.playbook_events(node))
     run_script(cluster, node, WITHOUT_WATCHDOG)
+    process, runs = run_script(cluster, node, agent), len(cluster.playbook_events(node))
     cluster.machine(node).run_command("systemctl", "kill", "--signal=STOP", "trainyard-job.service")  # busy
     (tree / "trainyard/node/constraints.txt").write_text(constraints_without_stubs("# newer\n"))
     cluster.publish_manifest(pack_bundle(tree))
