@@ -5,7 +5,6 @@ to an entry: a file and a byte range.
 """
 
 import io
-import pickle
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.checkpoints.entries import CheckpointRead
 from trainer.checkpoints.failures import DamagedCheckpointError
+from trainer.checkpoints.metadata_pickle import load_metadata
 from trainer.storage import Storage, open_storage
 from trainyard.models.layout import COMMIT_MARK
 
@@ -43,7 +43,7 @@ def read_metadata(uri: str) -> Metadata:
     if content is None:
         raise FileNotFoundError(f"{storage.uri}{COMMIT_MARK} does not exist: the checkpoint is not complete")
     try:
-        metadata = pickle.loads(content)  # noqa: S301  the format of torch, from the run's own storage
+        metadata = load_metadata(content)
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
             raise TypeError("it is no checkpoint metadata")
     except Exception as error:
