@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.status import Status
 
 from trainyard.operations.progress import Heartbeat
+from trainyard.terminal import escape_control_characters
 from trainyard.times import format_duration
 
 SILENCE_SECONDS = 9.5  # longer than that of the launch, whose lines are more specific
@@ -33,14 +34,14 @@ class Display:
         self._write(subject, text)
 
     def _write(self, subject: str, text: str) -> None:
-        seconds = time.monotonic() - self._start
+        seconds, text = time.monotonic() - self._start, escape_control_characters(text)
         self.console.print(f"{seconds:6.1f} s  {subject:<10} {text}", markup=False, highlight=False, soft_wrap=True)
 
     def update_status(self, subject: str, text: str) -> None:
         """Replace the status: the status line of a terminal."""
         self._current = (subject, text)
         if self._status is not None:
-            self._status.update(f"{subject} {text}")
+            self._status.update(f"{subject} {escape_control_characters(text)}")
 
     def stop_status(self) -> None:
         """Remove the status line: from now on the output goes to a file."""

@@ -12,6 +12,7 @@ from trainyard.models.report import Billed, CapacityAttempt, Recovery, Report
 from trainyard.models.saved import SavedItem
 from trainyard.operations.saved import describe_size
 from trainyard.quantity import quantity
+from trainyard.terminal import escape_control_characters
 
 REPORT_FILE = "report.json"
 
@@ -63,7 +64,7 @@ def print_report(report: Report, console: Console) -> None:
     text = f"{quantity(differences, 'difference')} from AWS: see `substitutions` and `not_rehearsed` in report.json"
     console.print(text, highlight=False)
     for error in report.errors:  # the terminal has the lines that follow
-        first, _, others = error.partition("\n")
+        first, _, others = escape_control_characters(error).partition("\n")
         console.print("error", style="red", end=" ")
         console.print(f"{first} (see above)" if others else first, highlight=False, markup=False, soft_wrap=True)
     console.print("[green]ok[/green]" if report.ok else "[red]failed[/red]")
@@ -84,7 +85,8 @@ def describe_saved(items: Sequence[SavedItem]) -> str:
     """Return the S3 prefix of checkpoints or results, and one line per item."""
     if not items:
         return "none"
-    return "\n".join([items[0].parent_uri, *(f"  {item.name}, {describe_size(item)}" for item in items)])
+    names = (f"  {escape_control_characters(item.name)}, {describe_size(item)}" for item in items)
+    return "\n".join([items[0].parent_uri, *names])
 
 
 def describe_attempts(attempts: Iterable[CapacityAttempt]) -> str:

@@ -35,6 +35,7 @@ from trainyard.config.project import PROJECT_ROOT, Project, find_project
 from trainyard.errors import InputError, Problem
 from trainyard.models.kept_rehearsal import find_kept_rehearsal
 from trainyard.operations.signals import separate_from_launcher
+from trainyard.terminal import escape_control_characters
 
 
 class _Commands(TyperGroup):
@@ -66,7 +67,7 @@ def _describe_kept_rehearsals(context: Any) -> str:
 
 
 def _fail(message: str, exit_status: int) -> NoReturn:
-    print(f"trainyard: {message}", file=sys.stderr)
+    print(f"trainyard: {escape_control_characters(message)}", file=sys.stderr)
     raise typer.Exit(exit_status)
 
 

@@ -9,6 +9,7 @@ import typer
 from trainyard.cli.options import RunOption, StackOption, current_project
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import read_logs, read_run_record
+from trainyard.terminal import escape_control_characters
 
 
 def logs(
@@ -35,7 +36,8 @@ def logs(
     if follow:  # the current run may change meanwhile
         run = read_run_record(cluster, run).run
     for writer, line in read_logs(cluster, run, source, follow):
-        print(json.dumps({"writer": writer, "line": line}) if as_json else f"{writer}: {line}", flush=follow)
+        text = escape_control_characters(f"{writer}: {line}")
+        print(json.dumps({"writer": writer, "line": line}) if as_json else text, flush=follow)
         has_lines = True
     if not has_lines:
         print(f"trainyard: S3 has no log line of a writer that matches --source {source!r}", file=sys.stderr)
@@ -43,5 +45,6 @@ def logs(
         assert run is not None
         outcome = cluster.outcome(run)
         assert outcome is not None
-        print(f"trainyard: run {run}: {outcome.state}, {outcome.reason}", file=sys.stderr)
+        reason = escape_control_characters(outcome.reason)
+        print(f"trainyard: run {run}: {outcome.state}, {reason}", file=sys.stderr)
         raise typer.Exit(1 if outcome.state == "failed" else 0)

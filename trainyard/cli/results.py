@@ -11,6 +11,7 @@ from trainyard.operations.progress import create_display
 from trainyard.operations.runs import download_results
 from trainyard.operations.saved import format_saved
 from trainyard.quantity import quantity
+from trainyard.terminal import escape_control_characters
 
 
 def results(
@@ -36,4 +37,4 @@ def results(
         return
     print(f"downloaded {quantity(len(downloaded.files), 'file')} of {downloaded.run} to {downloaded.folder}")
     for line in format_saved(downloaded):
-        print(line)
+        print(escape_control_characters(line))

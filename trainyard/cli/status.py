@@ -10,6 +10,7 @@ from trainyard.operations.progress import create_display
 from trainyard.operations.runs import read_run_record
 from trainyard.operations.startup import follow_startup
 from trainyard.operations.status import format_status, read_status
+from trainyard.terminal import escape_control_characters
 
 
 def status(
@@ -30,4 +31,5 @@ def status(
         with create_display() as display:
             follow_startup(cluster, display, read_run_record(cluster, run))
     result = read_status(cluster, run)
-    print(result.model_dump_json() if as_json else "\n".join(format_status(result, stack)))
+    text = escape_control_characters("\n".join(format_status(result, stack)))
+    print(result.model_dump_json() if as_json else text)

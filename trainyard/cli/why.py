@@ -7,6 +7,7 @@ import typer
 from trainyard.cli.options import JsonOption, StackOption, current_project
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.why import explain_run, format_explanation
+from trainyard.terminal import escape_control_characters
 
 
 def why(
@@ -17,4 +18,5 @@ def why(
 ) -> None:
     """Print why attempts of a run failed: the evidence, and the decisions of the controller."""
     result = explain_run(Cluster.from_environment(stack, project=current_project(context)), run)
-    print(result.model_dump_json() if as_json else "\n".join(format_explanation(result)))
+    text = escape_control_characters("\n".join(format_explanation(result)))
+    print(result.model_dump_json() if as_json else text)

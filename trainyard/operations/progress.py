@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from trainyard.terminal import escape_control_characters
 from trainyard.times import format_duration
 
 HEARTBEAT_POLL_SECONDS = 0.5
@@ -118,7 +119,7 @@ class PlainDisplay:
             self._write(subject, f"{current[subject]} (for {format_duration(seconds)})")
 
     def _write(self, subject: str, text: str) -> None:
-        seconds = time.monotonic() - self._start_time
+        seconds, text = time.monotonic() - self._start_time, escape_control_characters(text)
         try:
             sys.stderr.write(f"{seconds:6.1f} s  {subject:<20} {text}\n")
             sys.stderr.flush()
@@ -144,7 +145,7 @@ class LiveDisplay:
         self._rows: dict[str, TaskID] = {}
 
     def _update_row(self, subject: str, text: str) -> None:
-        description = f"{subject:<20} {text}"
+        description = f"{subject:<20} {escape_control_characters(text)}"
         if subject in self._rows:
             self._progress.update(self._rows[subject], description=description)
         else:
