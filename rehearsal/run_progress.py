@@ -73,7 +73,8 @@ class AttemptLines:
         lines: list[tuple[float, str]] = []
         for key in self._data.keys(self._layout.decisions, self._last_decision):
             decision, self._last_decision = AttemptDecision.model_validate_json(self._data.read(key)), key
-            lines.append((decision.time, f"attempt {decision.attempt} failed: {decision.summary()}"))
+            if decision.end_reason is None:  # else the outcome has the reason
+                lines.append((decision.time, f"attempt {decision.attempt} failed: {decision.summary()}"))
         for key in self._data.keys(self._layout.attempt_starts, self._last_start):
             start, self._last_start = AttemptStart.model_validate_json(self._data.read(key)), key
             lines.append((start.time, start.describe(self._previous, None)))

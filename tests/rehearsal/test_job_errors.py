@@ -32,7 +32,8 @@ def test_traceback_of_a_failed_job_is_printed_once(start_rehearsal: StartRehears
     assert error.startswith("the job failed: rank 0 (local rank 0 of i-")
     assert error.endswith(ERROR)
     assert ended.stderr.count("Traceback (most recent call last):") == 1, ended.stderr
-    assert len([line for line in ended.stderr.splitlines() if ERROR in line]) == 2  # the message and its traceback
+    lines = [line for line in ended.stderr.splitlines() if ERROR in line]
+    assert len(lines) == 3, "the failure of the first attempt, the reason for the end, and its traceback"
 
 
 def test_summary_has_the_first_line_of_each_error() -> None:
