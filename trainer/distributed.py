@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.failures import flight_recorder
@@ -19,6 +20,10 @@ from trainyard.config.training.parallel import Layout
 from trainyard.errors import InputError, Problem
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+# Timeout of the creation of process groups of a supervised job, whose ranks have all joined before. If a rank is lost
+# meanwhile, gloo waits for its connection, and nothing interrupts that wait: five times this timeout (torch 2.15,
+# measured).
+CREATION_SECONDS = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,9 @@ def init_distributed(
     try:
         if initialize:
             _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds), store)
-        yield _build_context(config, environment, device)
+        with _limited_creation() if store is not None else nullcontext():
+            context = _build_context(config, environment, device)
+        yield context
     finally:
         if initialize and dist.is_initialized():  # also if a lost peer has interrupted the initialization
             dist.destroy_process_group()
@@ -144,7 +151,9 @@ def _init_process_group(
     if store is not None:
         rank, world_size = environment.rank, environment.world_size
         store.set_timeout(timeout)  # as torch does for the store of torchrun
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        creation = timedelta(seconds=CREATION_SECONDS)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=creation)
+        dist.set_timeout(timeout)
     elif environment.world_size == 1 and "MASTER_ADDR" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]  # exported, but not by name
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
@@ -152,11 +161,23 @@ def _init_process_group(
         dist.init_process_group(backend, timeout=timeout)
 
 
+@contextmanager
+def _limited_creation() -> Iterator[None]:
+    """Limit the creation of process groups that get torch's default timeout. Their timeout is set afterwards."""
+    default = distributed_c10d.default_pg_timeout
+    distributed_c10d.default_pg_timeout = timedelta(seconds=CREATION_SECONDS)
+    try:
+        yield
+    finally:
+        distributed_c10d.default_pg_timeout = default
+
+
 def _build_context(config: TrainerConfig, environment: Environment, device: torch.device) -> DistributedContext:
     # The group of checkpoints and exports: a write by one rank takes long.
     longest_seconds = max(EXPORT_TIMEOUT_SECONDS, config.timeouts.longest_seconds)
-    group = dist.new_group(backend="gloo", timeout=process_group_timeout(longest_seconds))
+    group = dist.new_group(backend="gloo", timeout=distributed_c10d.default_pg_timeout)
     assert isinstance(group, dist.ProcessGroup), "every rank is in the group"
+    dist.set_timeout(process_group_timeout(longest_seconds), group)
     layout = config.layout(environment.world_size, environment.local_world_size)
     shape = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)

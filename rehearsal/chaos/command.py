@@ -43,6 +43,10 @@ def run_chaos(options: Options, chaos: ChaosOptions, display: Display, interrupt
     if read_stack(options)[1].job.train is None:
         reason = "chaos compares the losses of the built-in trainer, and this stack has a custom job"
         raise InputError([Problem("--stack", options.stack, reason, "Use a stack with job.train", "custom_job")])
+    if chaos.minutes * 60 < chaos.period_seconds:
+        reason = f"no fault is injected in {chaos.minutes:g} minutes"
+        fix = f"Use {chaos.minutes * 60:g} or less (PERIOD=), or more minutes (MINUTES=)"
+        raise InputError([Problem("--period", f"{chaos.period_seconds:g}", reason, fix, "no_faults")])
     steps = chaos.steps or round(chaos.minutes * 60 / NOMINAL_STEP_SECONDS)
     defaults = (
         ("job.train.steps", steps),

@@ -98,12 +98,13 @@ class Members:
         return TCPStore(self._host, self._port, is_master=False, wait_for_workers=False, timeout=timeout)
 
     def _watch(self, store: Store, abort: Callable[[], None], closed: threading.Event) -> None:
+        """Abort this generation, repeatedly, when a newer generation starts: its groups may still open connections."""
+        superseded = False
         while not closed.wait(_WATCH_SECONDS):
             try:
-                superseded = newest_generation(store) > self._generation
+                superseded = superseded or newest_generation(store) > self._generation
             except RuntimeError:
                 _log.warning("the job's store does not respond: a lost rank is not noticed")
                 return
             if superseded:
                 abort()
-                return

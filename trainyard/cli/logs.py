@@ -20,7 +20,7 @@ def logs(
         str,
         typer.Option(
             help="Print only writers that match this regular expression. A writer is INSTANCE/BOOT/ATTEMPT-SOURCE, "
-            "such as i-0abc/1/0001-rank0-stderr.",
+            "such as i-0abc/0001/0002-rank0-stderr.",
         ),
     ] = "rank",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,

@@ -103,7 +103,7 @@ def read_status(cluster: Cluster, run: str | None) -> RunStatus:
 
 def _group_statuses(manifest: Manifest, workers: WorkerGroups, control: Control | None) -> tuple[GroupStatus, ...]:
     workers.members()  # a single response of AWS may omit a member
-    members, unhealthy = workers.members_by_group(), control.unhealthy_nodes if control and not control.stop else ()
+    members, unhealthy = workers.members_by_group(), control.unhealthy_nodes if control else ()
     return tuple(
         GroupStatus(
             name=group.name,
@@ -174,22 +174,20 @@ def _format_scheduled_start(record: RunRecord, scheduled: float | None, stack: s
 def _format_group(group: GroupStatus) -> str:
     end_time = f", until {format_time(group.capacity_end_time)}" if group.capacity_end_time is not None else ""
     nodes = f"{len(group.nodes)} of {group.nodes_in_manifest} x {group.instance_type}"
-    unhealthy = "".join(f"; {node} is unhealthy and is being replaced" for node in group.unhealthy_nodes)
+    unhealthy = "".join(f"; {node} is marked unhealthy: no attempt uses it" for node in group.unhealthy_nodes)
     return f"group {group.name}: {nodes}, {group.market}{end_time}{unhealthy}"
 
 
 def _format_attempt(record: RunRecord, control: Control, has_ended: bool) -> str:
     """Return the nodes of the attempt, and whether it has fewer than the run, or whether the next is due."""
     text = f"attempt {control.attempt} on {', '.join(control.nodes)}"
+    size = f": {len(control.nodes)} of {record.nodes} nodes" if len(control.nodes) < record.nodes else ""
     if has_ended:
-        return text
+        return text + size
     if control.waiting_since is not None:
         since = format_time(control.waiting_since)
         return f"{text}: ended; the next attempt has not started since {since} (trainyard why)"
-    if len(control.nodes) < record.nodes:
-        size = f"{len(control.nodes)} of {record.nodes} nodes"
-        return f"{text}: {size} until the others are ready (trainyard why)"
-    return text
+    return f"{text}{size} until the others are ready (trainyard why)" if size else text
 
 
 def format_health_check(result: HealthCheckResult) -> list[str]:

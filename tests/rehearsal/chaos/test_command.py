@@ -65,6 +65,12 @@ def test_custom_job_is_refused(options: Options, rehearsed: list[Options]) -> No
     assert rehearsed == []
 
 
+def test_period_longer_than_the_run_is_refused(options: Options, rehearsed: list[Options]) -> None:
+    with rejects("no_faults", "no fault is injected in 0.2 minutes", "Use 12 or less"):
+        run_chaos(options, chaos(minutes=0.2), Display(), Interrupts())
+    assert rehearsed == []
+
+
 def test_job_must_be_longer_than_its_faults(options: Options, rehearsed: list[Options]) -> None:
     with rejects("too_few_steps", "the job takes 36 s without faults", "Use --steps 33"):
         run_chaos(options, chaos(minutes=1), Display(), Interrupts())

@@ -61,7 +61,7 @@ def test_preview_with_refresh_shows_the_drift_and_up_with_refresh_reverts_it(sta
     stack.workspace.run("preview", "--refresh", "--diff")
     output = (stack.workspace.folder / "preview.log").read_text()
     assert "maxSize" in output
-    assert "7 => 2" in output.replace(": ", " ")
+    assert "7 => 3" in output.replace(": ", " ")
     assert not stack.workspace.run("up", "--refresh", "--yes", "--skip-preview").errors
     groups = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
     assert groups["AutoScalingGroups"][0]["MaxSize"] == 2

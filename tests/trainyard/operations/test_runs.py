@@ -248,7 +248,7 @@ def test_status_names_unhealthy_nodes_and_a_smaller_size(cluster: clusters.Clust
     control = Control(attempt=2, nodes=(healthy,), unhealthy_nodes=(unhealthy,))
     cluster.data.write(RunLayout(record.run).control, control.model_dump_json().encode())
     lines = format_status(read_status(connect(cluster), None), cluster.stack)
-    assert any(line.endswith(f"; {unhealthy} is unhealthy and is being replaced") for line in lines)
+    assert any(line.endswith(f"; {unhealthy} is marked unhealthy: no attempt uses it") for line in lines)
     assert f"attempt 2 on {healthy}: 1 of 2 nodes until the others are ready (trainyard why)" in lines
 
 
