@@ -94,7 +94,7 @@ def _wait_in_foreground(child: int, receiving: int) -> Never:
 
 def describe(kept: KeptRehearsal) -> str:
     """Return how to use the kept rehearsal and how to end it, in one line."""
-    commands = "status, logs, results, run, shell, stop" + (", up, destroy" if kept.pulumi_folder else "")
+    commands = "status, why, logs, results, run, shell, stop" + (", up, destroy" if kept.pulumi_folder else "")
     return (
         f"the rehearsal is kept. To use it, in another shell: source {shlex.quote(kept.environment)}, then trainyard "
         f"COMMAND -s {kept.stack} (COMMAND: {commands}). To end it: trainyard rehearse --down -s {kept.stack}"

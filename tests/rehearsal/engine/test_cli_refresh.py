@@ -64,7 +64,7 @@ def test_preview_with_refresh_shows_the_drift_and_up_with_refresh_reverts_it(sta
     assert "7 => 3" in output.replace(": ", " ")
     assert not stack.workspace.run("up", "--refresh", "--yes", "--skip-preview").errors
     groups = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-    assert groups["AutoScalingGroups"][0]["MaxSize"] == 2
+    assert groups["AutoScalingGroups"][0]["MaxSize"] == 3
 
 
 def test_resources_deleted_by_hand_are_created_again(stack: Stack) -> None:
