@@ -20,7 +20,7 @@ from trainyard.config.training.parallel import Layout
 from trainyard.errors import InputError, Problem
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
-# Timeout of the creation of process groups of a supervised job, whose ranks have all joined before. If a rank is lost
+# Timeout of the creation of process groups of a supervised job, for which all ranks have waited. If a rank is lost
 # meanwhile, gloo waits for its connection, and nothing interrupts that wait: five times this timeout (torch 2.15,
 # measured).
 CREATION_SECONDS = 8.0
@@ -151,6 +151,10 @@ def _init_process_group(
     if store is not None:
         rank, world_size = environment.rank, environment.world_size
         store.set_timeout(timeout)  # as torch does for the store of torchrun
+        store.set(f"ready/{rank}", "1")
+        store.wait([f"ready/{each}" for each in range(world_size)], timeout)
+        # torch counts groups whose creation has failed, too: their names would differ from those of a new rank.
+        distributed_c10d._world.group_count = 0
         creation = timedelta(seconds=CREATION_SECONDS)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=creation)
         dist.set_timeout(timeout)
