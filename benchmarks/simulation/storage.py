@@ -50,13 +50,6 @@ class MemoryBucket(Bucket):
         while len(self._checks) > _RETAINED_CHECKS:
             self.delete(self._checks.pop(0))
 
-    def create(self, key: str, content: bytes) -> bool:
-        """Create an object; return False if it exists."""
-        if key in self._objects:
-            return False
-        self.write(key, content)
-        return True
-
     def find_version(self, key: str) -> tuple[bytes | None, str | None]:
         """Return the content of an object and its ETag; None for both when it does not exist."""
         content = self._objects.get(key)

@@ -135,12 +135,7 @@ class Bucket:
 
     def find(self, key: str) -> bytes | None:
         """Return the content of an object, or None when it does not exist."""
-        try:
-            return self.read(key)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in _MISSING_CODES:
-                return None
-            raise
+        return self.find_version(key)[0]
 
     def metadata(self, key: str) -> dict[str, str]:
         """Return the user-defined metadata of an object."""
@@ -154,11 +149,9 @@ class Bucket:
     def create(self, key: str, content: bytes) -> bool:
         """Create an object; return False, and change nothing, when it exists."""
         try:
-            self._put(key, content, IfNoneMatch="*")
-        except ClientError as error:
-            if error.response["Error"]["Code"] in _CONFLICT_CODES:
-                return False
-            raise
+            self.replace(key, content, None)
+        except ObjectChangedError:
+            return False
         return True
 
     def find_version(self, key: str) -> tuple[bytes | None, str | None]:

@@ -36,8 +36,8 @@ def logs(
     if follow:  # the current run may change meanwhile
         run = read_run_record(cluster, run).run
     for writer, line in read_logs(cluster, run, source, follow):
-        text = escape_control_characters(f"{writer}: {line}")
-        print(json.dumps({"writer": writer, "line": line}) if as_json else text, flush=follow)
+        entry = {"writer": writer, "line": line}
+        print(json.dumps(entry) if as_json else escape_control_characters(f"{writer}: {line}"), flush=follow)
         has_lines = True
     if not has_lines:
         print(f"trainyard: S3 has no log line of a writer that matches --source {source!r}", file=sys.stderr)

@@ -31,5 +31,4 @@ def status(
         with create_display() as display:
             follow_startup(cluster, display, read_run_record(cluster, run))
     result = read_status(cluster, run)
-    text = escape_control_characters("\n".join(format_status(result, stack)))
-    print(result.model_dump_json() if as_json else text)
+    print(result.model_dump_json() if as_json else escape_control_characters("\n".join(format_status(result, stack))))

@@ -18,5 +18,4 @@ def why(
 ) -> None:
     """Print why attempts of a run failed: the evidence, and the decisions of the controller."""
     result = explain_run(Cluster.from_environment(stack, project=current_project(context)), run)
-    text = escape_control_characters("\n".join(format_explanation(result)))
-    print(result.model_dump_json() if as_json else text)
+    print(result.model_dump_json() if as_json else escape_control_characters("\n".join(format_explanation(result))))
