@@ -43,13 +43,13 @@ def follow_run(
     cursor, metrics, attempts = Cursor(data, layout.metrics), list[MetricLine](), AttemptLines(data, layout)
     show("waiting for the end of the job" if steps is None else "waiting for the first step")
     while True:
+        for text in attempts.new_lines():
+            log(text)
         for _, line in cursor.lines():
             metrics.append(MetricLine.model_validate_json(line))
             show(progress := format_progress(metrics, steps or 0))
             if metrics[-1].step == 1 or metrics[-1].step % LOGGED_STEPS == 0:
                 log(progress)
-        for text in attempts.new_lines():
-            log(text)
         outcome = data.find(layout.outcome)
         if outcome is not None:
             return Outcome.model_validate_json(outcome)
