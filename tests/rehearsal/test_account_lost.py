@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal.hypervisor.processes import command_line
 from tests.rehearsal.running import RehearsalProcess, StartRehearsal, assert_no_leftovers, rehearsal_starter
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ def start_rehearsal(tree_without_checks: Path) -> Iterator[StartRehearsal]:
 def test_exit_of_the_emulated_aws_is_the_only_error(start_rehearsal: StartRehearsal) -> None:
     running = start_rehearsal("account-exited")
     running.wait_for_phase("training")
-    (aws,) = [process for process in running.family if "rehearsal.aws" in process.cmdline()]
+    (aws,) = [process for process in running.family if "rehearsal.aws" in command_line(process)]
     aws.send_signal(signal.SIGKILL)
     ended = running.wait_for_exit()
     assert ended.exit_status == 1, ended.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rehearsal.hypervisor.processes import command_line
 from tests.polling import eventually
 from tests.rehearsal.running import (
     INTERRUPTED,
@@ -92,7 +93,7 @@ def test_second_signal_exits_immediately_and_the_next_rehearsal_removes_leftover
 ) -> None:
     running = start_rehearsal("two-signals", "refused")
     running.wait_for_phase("destroy")
-    (aws,) = [process for process in running.family if "rehearsal.aws" in process.cmdline()]
+    (aws,) = [process for process in running.family if "rehearsal.aws" in command_line(process)]
     aws.suspend()  # so that destroy waits for responses
     running.send_signal(signal.SIGTERM)
 
