@@ -3,6 +3,7 @@
 import pulumi
 
 from infra.components.filesystem import FileSystem
+from infra.components.identity import Identity
 from infra.components.launch import Launch, LaunchArgs
 from infra.components.manifest import ManifestArgs, ManifestObject
 from infra.components.network import Network
@@ -17,7 +18,12 @@ from trainyard.models.run import NO_RUN
 
 
 def create_manifest(
-    inputs: Inputs, storage: Storage, network: Network, filesystem: FileSystem | None, nodes: Nodes
+    inputs: Inputs,
+    storage: Storage,
+    network: Network,
+    filesystem: FileSystem | None,
+    identity: Identity,
+    nodes: Nodes,
 ) -> ManifestObject:
     """Create the manifest object."""
     return ManifestObject(
@@ -28,6 +34,7 @@ def create_manifest(
             bucket=storage.staging.name,
             data_bucket=storage.data.name,
             archives=storage.archives.references,
+            job_role_arn=identity.job_role_arn,
             head_autoscaling_group=nodes.head.autoscaling_group,
             groups=nodes.groups,
             subnets=network.worker_subnets,

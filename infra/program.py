@@ -49,7 +49,7 @@ def create_stack(project: Project) -> None:
     filesystem = create_filesystem(inputs, storage, network)
     nodes = create_nodes(inputs, storage, network, identity)
     create_guardrails(inputs, storage, nodes)
-    manifest = create_manifest(inputs, storage, network, filesystem, nodes)
+    manifest = create_manifest(inputs, storage, network, filesystem, identity, nodes)
     stored = [storage.key, storage.data, storage.staging, storage.archives, filesystem]
     launched = [identity, nodes.placement_group.component, nodes.head, *nodes.groups]
     launch = create_launch(inputs, storage, manifest, [*network.dependencies, *stored, *launched])

@@ -15,6 +15,7 @@ MANIFEST = Manifest(
     bundle=Archive(uri="s3://staging/bundle/x.tar", sha256="0" * 64),
     data_bucket="data",
     staging_bucket="staging",
+    job_role_arn="arn:aws:iam::123456789012:role/job",
     head_autoscaling_group="head-1",
     spares=0,
     groups=(

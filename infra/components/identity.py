@@ -15,6 +15,14 @@ from trainyard.aws.ecr import EcrImage
 from trainyard.models import layout
 
 Statement = dict[str, Any]
+# Objects that the controller writes, that agents read, and that agents write: trainyard.models.layout.
+_CONTROLLER_KEYS = (
+    *(f"runs/*/{name}" for name in ("control.json", "outcome.json", "health_check.json")),
+    *(f"runs/*/{name}/*" for name in ("attempts", "decisions", "events", "health_checks")),
+    layout.REPLACED_NODES,
+)
+_AGENT_READS = ("runs/*/run.json", "runs/*/control.json")
+_AGENT_KEYS = (*(f"runs/*/{name}/*" for name in ("events", "heartbeats", "logs", "metrics")), "runs/*/metrics.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +46,33 @@ class IdentityArgs:
 
 
 class Identity(pulumi.ComponentResource):
-    """Instance profiles of head and workers."""
+    """Instance profiles of head and workers, and the role of the job, which the agents of the workers assume."""
 
     head_profile: pulumi.Output[str]
     worker_profile: pulumi.Output[str]
+    job_role_arn: pulumi.Output[str]
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Identity", name, None, opts)
-        self.head_profile = self._profile(name, "head", args.scope, _head(args))
-        self.worker_profile = self._profile(name, "workers", args.scope, _workers(args))
+        head = self._node_role(name, "head", args.scope)
+        self.head_profile = self._profile(head, name, "head", args.scope, _head(args))
+        worker = self._node_role(name, "workers", args.scope)
+        trust = _trust(AWS=worker.arn)
+        job = create_role(f"{name}-job", "job", args.scope, trust, child_options(self, "job"))
+        create_role_policy(f"{name}-job", job, _job(args), child_options(self, "job"))
+        self.job_role_arn = job.arn
+        self.worker_profile = self._profile(worker, name, "workers", args.scope, _workers(args, job.arn))
         self.register_outputs({"head_profile": self.head_profile, "worker_profile": self.worker_profile})
 
-    def _profile(self, prefix: str, node: str, scope: Scope, statements: list[Statement]) -> pulumi.Output[str]:
-        name, options = f"{prefix}-{node}", child_options(self, node)
-        role, policy = service_role(name, node, scope, "ec2", statements, options)
+    def _node_role(self, prefix: str, node: str, scope: Scope) -> aws.iam.Role:
+        trust = _trust(Service=f"ec2.{scope.dns_suffix}")
+        return create_role(f"{prefix}-{node}", node, scope, trust, child_options(self, node))
+
+    def _profile(
+        self, role: aws.iam.Role, prefix: str, node: str, scope: Scope, statements: list[Statement]
+    ) -> pulumi.Output[str]:
+        name = f"{prefix}-{node}"
+        policy = create_role_policy(name, role, statements, child_options(self, node))
         # The policy exists before the profile: an instance must not boot with missing permissions.
         profile = aws.iam.InstanceProfile(
             name,
@@ -65,18 +86,20 @@ class Identity(pulumi.ComponentResource):
 def service_role(
     name: str, user: str, scope: Scope, service: str, statements: list[Statement], opts: pulumi.ResourceOptions
 ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-    """Create a role for an AWS service, and its inline policy. `name`: of the resources; `user`: who uses the role.
+    """Create a role for an AWS service, and its inline policy. `name`: of the resources; `user`: who uses the role."""
+    trust = _trust(Service=f"{service}.{scope.dns_suffix}")
+    trust["Condition"] = {"StringEquals": {"aws:SourceAccount": scope.account}}
+    role = create_role(name, user, scope, trust, opts)
+    return role, create_role_policy(name, role, statements, opts)
 
-    EC2 sends no aws:SourceAccount for its instances.
-    """
-    trust: Statement = {
-        "Effect": "Allow",
-        "Action": "sts:AssumeRole",
-        "Principal": {"Service": f"{service}.{scope.dns_suffix}"},
-    }
-    if service != "ec2":
-        trust["Condition"] = {"StringEquals": {"aws:SourceAccount": scope.account}}
-    role = aws.iam.Role(
+
+def _trust(**principal: pulumi.Input[str]) -> Statement:
+    return {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": principal}
+
+
+def create_role(name: str, user: str, scope: Scope, trust: Statement, opts: pulumi.ResourceOptions) -> aws.iam.Role:
+    """Create a role. `trust`: statement of its trust policy; `user`: who uses the role."""
+    return aws.iam.Role(
         name,
         assume_role_policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [trust]}),
         description=f"Trainyard stack {scope.stack}: {user}",
@@ -84,13 +107,14 @@ def service_role(
         tags=scope.tags(f"{user}-role"),
         opts=opts,
     )
-    policy = aws.iam.RolePolicy(
-        name,
-        role=role.name,
-        policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements}),
-        opts=opts,
-    )
-    return role, policy
+
+
+def create_role_policy(
+    name: str, role: aws.iam.Role, statements: list[Statement], opts: pulumi.ResourceOptions
+) -> aws.iam.RolePolicy:
+    """Create the inline policy of a role."""
+    policy = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements})
+    return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=opts)
 
 
 def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **elements: Any) -> Statement:
@@ -119,12 +143,22 @@ def _list(args: IdentityArgs) -> Statement:
     return _allow("List", ["s3:ListBucket"], [args.data_bucket_arn, args.staging_bucket_arn])
 
 
-def _stack_groups(args: IdentityArgs, sid: str, *actions: str) -> Statement:
+def _stack_groups(args: IdentityArgs, sid: str, *actions: str, **conditions: Any) -> Statement:
     """Allow actions on the stack's groups, selected by tag: the engine generates their names."""
     scope = args.scope
     groups = f"arn:{scope.partition}:autoscaling:{scope.region}:{scope.account}:autoScalingGroup:*"
     tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
-    return _allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged)
+    return _allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged | conditions)
+
+
+def _lease(args: IdentityArgs) -> Statement:
+    """Allow scheduled actions that only reduce a group: they set no maximum size, and a minimum of 0.
+
+    The group's maximum size limits SetDesiredCapacity. Source:
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
+    """
+    conditions = {"Null": {"autoscaling:MaxSize": "true"}, "NumericEqualsIfExists": {"autoscaling:MinSize": "0"}}
+    return _stack_groups(args, "Lease", "PutScheduledUpdateGroupAction", **conditions)
 
 
 def _stack_reservations(args: IdentityArgs) -> Statement:
@@ -198,12 +232,12 @@ def _head(args: IdentityArgs) -> list[Statement]:
             args,
             "StackGroups",
             "SetDesiredCapacity",
-            "PutScheduledUpdateGroupAction",
             "DeleteScheduledAction",
             "TerminateInstanceInAutoScalingGroup",
             "SetInstanceHealth",
             "CompleteLifecycleAction",
         ),
+        _lease(args),
         _unscoped(
             "DescribeGroups",
             "autoscaling:DescribeAutoScalingGroups",
@@ -218,15 +252,14 @@ def _head(args: IdentityArgs) -> list[Statement]:
         _data_key(args),
         _allow("ReadStaging", ["s3:GetObject"], _objects(args.staging_bucket_arn, "*")),
         _allow("WriteHeadEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, "head/*")),
-        _allow(
-            "Runs", ["s3:GetObject", "s3:PutObject"], _objects(args.data_bucket_arn, "runs/*", layout.REPLACED_NODES)
-        ),
+        _allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, "runs/*", layout.REPLACED_NODES)),
+        _allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_CONTROLLER_KEYS)),
         *_wheels(args),
     ]
 
 
-def _workers(args: IdentityArgs) -> list[Statement]:
-    """Permissions of a worker: boot files, datasets and runs."""
+def _workers(args: IdentityArgs, job_role_arn: pulumi.Input[str]) -> list[Statement]:
+    """Permissions of the agent of a worker: boot files, the streams of runs, and the role of the job."""
     keys = ("bundle/*", "job/*", layout.MANIFEST, layout.CURRENT_RUN, layout.CONTROLLER_ENDPOINT)
     boot_files = _objects(args.staging_bucket_arn, *keys)
     statements = [
@@ -235,14 +268,12 @@ def _workers(args: IdentityArgs) -> list[Statement]:
         _data_key(args),
         _allow("ReadStaging", ["s3:GetObject"], boot_files),
         _allow("WriteBakeEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, f"{layout.BAKE_EVENTS}*")),
+        # The node downloads the model of the job.
         _allow("ReadData", ["s3:GetObject"], _objects(args.data_bucket_arn, "datasets/*")),
+        _allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, *_AGENT_READS, *_AGENT_KEYS)),
+        _allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_AGENT_KEYS)),
+        _allow("JobRole", ["sts:AssumeRole"], [job_role_arn]),
         _stack_groups(args, "Drain", "CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
-        # DeleteObject: committing a checkpoint renames it, in S3 a copy and a delete. Versioning keeps both.
-        _allow(
-            "Runs",
-            ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
-            _objects(args.data_bucket_arn, "runs/*"),
-        ),
         *_wheels(args),
         *_sources(args),
         *_image(args),
@@ -253,3 +284,23 @@ def _workers(args: IdentityArgs) -> list[Statement]:
         names = [parameters + name.lstrip("/") for name in sorted(set(args.secrets))]
         statements.append(_allow("JobSecrets", ["ssm:GetParameter", "ssm:GetParameters"], names))
     return statements
+
+
+def _job(args: IdentityArgs) -> list[Statement]:
+    """Permissions of the job: its data, its checkpoints and its results.
+
+    The agent limits each session to one run and its data (trainyard.node.agent.credentials).
+    """
+    data = args.data_bucket_arn
+    return [
+        _allow("List", ["s3:ListBucket"], [data]),
+        _data_key(args),
+        _allow("ReadData", ["s3:GetObject"], _objects(data, "datasets/*")),
+        # DeleteObject: committing a checkpoint renames it, in S3 a copy and a delete. Versioning keeps both.
+        _allow(
+            "Runs",
+            ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
+            _objects(data, "runs/*/checkpoints/*", "runs/*/results/*"),
+        ),
+        *_sources(args),
+    ]

@@ -37,6 +37,7 @@ class ManifestArgs:
     bucket: pulumi.Input[str]
     data_bucket: pulumi.Input[str]
     archives: Mapping[Kind, Mapping[str, pulumi.Input[str]]]
+    job_role_arn: pulumi.Input[str]
     head_autoscaling_group: pulumi.Input[str]
     groups: Sequence[WorkerGroup]
     subnets: Sequence[WorkerSubnet]
@@ -88,6 +89,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "bundle": args.archives["bundle"],
         "data_bucket": args.data_bucket,
         "staging_bucket": args.bucket,
+        "job_role_arn": args.job_role_arn,
         "head_autoscaling_group": args.head_autoscaling_group,
         "spares": settings.spares,
         "groups": [_group(args, group) for group in args.groups],

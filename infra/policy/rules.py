@@ -1,6 +1,7 @@
 """Security rules as functions of a resource's type and inputs (provider property names)."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from infra.policy.unscoped import UNSCOPED
 from trainyard.aws import tags
 
 Inputs = Mapping[str, Any]
+_ROLE_ARN = re.compile(r"arn:[^:]+:iam::\d{12}:role/.+")
 Check = Callable[[str, Inputs], Iterator[str]]
 
 
@@ -82,12 +84,15 @@ def policies_are_specific(kind: str, inputs: Inputs) -> Iterator[str]:
                 yield f"{statement.get('Sid')} allows {action} on every resource, and is not in UNSCOPED"
 
 
-def only_services_assume_roles(kind: str, inputs: Inputs) -> Iterator[str]:
-    """Only AWS services assume roles, and roles have no managed policies."""
+def only_services_and_roles_assume_roles(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Only AWS services and named roles assume roles, and roles have no managed policies."""
     if kind.endswith(":Role"):
         for statement in _statements(inputs.get("assumeRolePolicy")):
-            if set(statement.get("Principal", {})) != {"Service"}:
-                yield f"{statement.get('Principal')} may assume it"
+            principal = statement.get("Principal", {})
+            names = _listed(principal.get("AWS")) if isinstance(principal, dict) else [principal]
+            is_role = all(isinstance(name, str) and _ROLE_ARN.fullmatch(name) for name in names)
+            if not is_role or set(principal) - {"Service", "AWS"}:
+                yield f"{principal} may assume it"
         if inputs.get("managedPolicyArns"):
             yield f"has managed policies {inputs['managedPolicyArns']}, whose owner may change them"
 
@@ -156,7 +161,10 @@ RULES: tuple[PolicyRule, ...] = (
     _rule(no_public_ip, "Instances have no public IP address."),
     _rule(no_ssh_key_pair, "Instances have no SSH key pair."),
     _rule(policies_are_specific, "Role policies name actions and resources; exceptions have a reason."),
-    _rule(only_services_assume_roles, "Only AWS services assume roles, and roles have no managed policies."),
+    _rule(
+        only_services_and_roles_assume_roles,
+        "Only AWS services and named roles assume roles, and roles have no managed policies.",
+    ),
     _rule(wildcard_principal_is_limited, "Resource policies allow no other accounts."),
     _rule(buckets_block_public_access, "Buckets block public access."),
     _rule(buckets_require_tls, "Buckets deny requests without TLS."),

@@ -202,6 +202,8 @@ def _outputs(request: ResourceRequest, name: str, region: str) -> dict[str, Any]
             outputs |= {"bucket": name, "arn": f"arn:aws:s3:::{name}"}
         case "aws:kms/key:Key":
             outputs = {"keyId": name, "arn": f"arn:aws:kms:{region}:{ACCOUNT}:key/{name}"}
+        case "aws:iam/role:Role":
+            outputs |= {"arn": f"arn:aws:iam::{ACCOUNT}:role/{name}"}
         case "aws:ec2/eip:Eip":
             outputs |= {"allocationId": f"{request.name}-id"}
         case "aws:ec2/launchTemplate:LaunchTemplate":

@@ -55,7 +55,7 @@ from rehearsal.aws.ec2 import (
 )
 from rehearsal.aws.ec2.interfaces import Addresses
 from rehearsal.aws.ec2.launch import Launcher
-from rehearsal.aws.iam import boundaries
+from rehearsal.aws.iam import boundaries, role_sessions
 from rehearsal.aws.iam.authorization import authorized
 from rehearsal.aws.iam.callers import identify_caller
 from rehearsal.aws.journal import ROLE, Journal
@@ -164,6 +164,7 @@ def _extend_moto(launcher: Launcher) -> None:
     bucket_policies.install()
     object_lifecycle.install()
     boundaries.install()
+    role_sessions.install()
     placement.install()
     reservations.install()
     reservation_actions.install()

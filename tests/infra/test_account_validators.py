@@ -34,7 +34,7 @@ OTHER_VPC = "vpc-0fedcba9876543210"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/mine"
 S3 = frozenset({"com.amazonaws.us-east-1.s3"})
 SESSION = {f"com.amazonaws.us-east-1.{name}" for name in ("ssm", "ssmmessages")}
-CONTROL = {f"com.amazonaws.us-east-1.{name}" for name in ("autoscaling", "ec2")}
+CONTROL = {f"com.amazonaws.us-east-1.{name}" for name in ("autoscaling", "ec2", "sts")}
 INDEX = {"package_index": "https://index.example.com/simple"}
 STANDARD, P, SPOT_G = "L-1216C47A", "L-417A185B", "L-3819A6DF"
 INTERFACES = "L-DF5E4CA3"
@@ -312,7 +312,7 @@ EXAMPLES: dict[str, list[Example]] = {
             network(routes={}, endpoints=S3 | SESSION),
             {"network": EXISTING, "node": {"provisioning": "skip"}},
             "network.existing.subnet_id",
-            ("no endpoint for autoscaling, ec2.",),
+            ("no endpoint for autoscaling, ec2, sts.",),
         ),
         Example(
             network(routes={}, endpoints=S3 | SESSION | CONTROL),

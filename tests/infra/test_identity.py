@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def test_resources_are_of_the_stack_or_actions_are_in_unscoped(shipped: Deployme
             if resource == "*":
                 assert set(statement["Action"]) <= UNSCOPED.keys(), (name, statement)
             elif ":autoscaling:" in resource:  # the engine generates their names
-                assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
+                assert statement["Condition"]["StringEquals"] == {"aws:ResourceTag/trainyard:stack": shipped.stack}
             else:
                 assert resource.split("*")[0].rstrip("/:") not in ("arn:aws:s3", "arn:aws:kms", "arn:aws:ssm"), resource
                 assert not resource.startswith(("arn:aws:s3:::*", "arn:aws:kms:us-east-1:123456789012:*")), resource
@@ -62,8 +63,18 @@ def test_roles_have_no_managed_policies(shipped: Deployment) -> None:
     assert not shipped.resources_of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
 
 
-def test_each_role_trusts_a_single_service_of_this_account(shipped: Deployment) -> None:
+def test_agents_of_workers_assume_the_role_of_the_job(shipped: Deployment) -> None:
+    roles = {role.name: role for role in shipped.resources_of_type(ROLE)}
+    (trust,) = json.loads(roles["identity-job"].inputs["assumeRolePolicy"])["Statement"]
+    assert trust["Principal"] == {"AWS": roles["identity-workers"].outputs["arn"]}
+    (statement,) = [each for each in policy_of(shipped, "identity-workers") if "sts:AssumeRole" in each["Action"]]
+    assert statement["Resource"] == [roles["identity-job"].outputs["arn"]]
+
+
+def test_each_other_role_trusts_a_single_service_of_this_account(shipped: Deployment) -> None:
     for role in shipped.resources_of_type(ROLE):
+        if role.name == "identity-job":
+            continue
         (trust,) = json.loads(role.inputs["assumeRolePolicy"])["Statement"]
         (service,) = trust["Principal"].values()
         if service != "ec2.amazonaws.com":
@@ -84,10 +95,36 @@ def test_head_changes_groups_of_its_stack_only(shipped: Deployment) -> None:
     assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
 
 
-def test_workers_write_runs_and_bake_events_only(shipped: Deployment) -> None:
-    data, staging = (f"arn:aws:s3:::{shipped.exports[name]}" for name in ("data_bucket", "staging_bucket"))
-    writes = [each for each in policy_of(shipped, "identity-workers") if "s3:PutObject" in each["Action"]]
-    assert [each["Resource"] for each in writes] == [[f"{staging}/bake/events/*"], [f"{data}/runs/*"]]
+def written(run: Deployment, role: str) -> set[str]:
+    """Patterns of the keys that a role writes, with the bucket's name in the program."""
+    buckets = {f"arn:aws:s3:::{run.exports[f'{name}_bucket']}": name for name in ("data", "staging")}
+    statements = [each for each in policy_of(run, role) if {"s3:PutObject", "s3:DeleteObject"} & set(each["Action"])]
+    arns = [arn.partition("/") for each in statements for arn in each["Resource"]]
+    return {f"{buckets[bucket]}/{key}" for bucket, _, key in arns}
+
+
+def test_agents_write_their_streams_only(shipped: Deployment) -> None:
+    streams = {f"data/runs/*/{name}/*" for name in ("events", "heartbeats", "logs", "metrics")}
+    assert written(shipped, "identity-workers") == {"staging/bake/events/*", "data/runs/*/metrics.json", *streams}
+
+
+def test_the_job_writes_checkpoints_and_results_only(shipped: Deployment) -> None:
+    assert written(shipped, "identity-job") == {"data/runs/*/checkpoints/*", "data/runs/*/results/*"}
+
+
+def test_the_head_writes_no_run_record(shipped: Deployment) -> None:
+    """A run's source, command and image come from the record, which the operator writes."""
+    keys = written(shipped, "identity-head")
+    assert "data/runs/*/control.json" in keys
+    assert not any(fnmatch(key, pattern) for key in ("data/runs/a/run.json", "staging/run.json") for pattern in keys)
+
+
+def test_the_head_cannot_raise_the_size_of_a_group(shipped: Deployment) -> None:
+    actions = "autoscaling:PutScheduledUpdateGroupAction"
+    (statement,) = [each for each in policy_of(shipped, "identity-head") if actions in each["Action"]]
+    assert statement["Condition"]["Null"] == {"autoscaling:MaxSize": "true"}
+    assert statement["Condition"]["NumericEqualsIfExists"] == {"autoscaling:MinSize": "0"}
+    assert not any("autoscaling:UpdateAutoScalingGroup" in each["Action"] for _, each in all_statements(shipped))
 
 
 def test_nodes_use_the_key_through_s3_only(shipped: Deployment) -> None:

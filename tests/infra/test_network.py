@@ -174,7 +174,7 @@ def test_without_nat_every_service_has_an_endpoint_and_no_route_leads_out(
         f"network-{name}" for name in ("private", "private-b", "private-c")
     ]
     names = {each.inputs["serviceName"].rpartition(".")[2] for each in run.resources_of_type(ENDPOINT)}
-    assert names == {"s3", "ssm", "ssmmessages", "autoscaling", "ec2"}
+    assert names == {"s3", "ssm", "ssmmessages", "autoscaling", "ec2", "sts"}
 
 
 def test_without_nat_ecr_has_endpoints(changed: Callable[..., Deployment]) -> None:
@@ -186,7 +186,7 @@ def test_without_nat_ecr_has_endpoints(changed: Callable[..., Deployment]) -> No
             for each in run.resources_of_type(ENDPOINT)
         }
 
-    assert services(nat=False) == {"s3", "ssm", "ssmmessages", "autoscaling", "ec2", "ecr.api", "ecr.dkr"}
+    assert services(nat=False) == {"s3", "ssm", "ssmmessages", "autoscaling", "ec2", "sts", "ecr.api", "ecr.dkr"}
     assert services(nat=True) == {"s3", "ssm", "ssmmessages"}
 
 

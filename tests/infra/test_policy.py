@@ -86,7 +86,7 @@ VIOLATIONS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
         ({"RolePolicy": {"policy": policy({**ALLOW, "Action": ["s3:*"], "Resource": ["arn:x"]})}}, "allows s3:*"),
         ({"RolePolicy": {"policy": policy(ALLOW)}}, "s3:GetObject on every resource"),
     ],
-    "only-services-assume-roles": [
+    "only-services-and-roles-assume-roles": [
         ({"Role": {"assumeRolePolicy": policy({"Principal": {"AWS": "*"}})}}, "may assume it"),
         ({"Role": {"managedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}}, "AdministratorAccess"),
     ],

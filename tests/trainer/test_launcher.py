@@ -52,7 +52,7 @@ def torchrun_arguments(job: Job) -> list[str]:
 
 
 def rank_logs(job: Job) -> dict[int, Path]:
-    return rank_log_folders(job.folder / "logs")
+    return rank_log_folders(job.folder / "logs", 8)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_killed_rank_is_reported_as_by_torchrun(small: Job) -> None:
     ranks[1].send_signal(signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    failures = {failure.rank: failure for failure in parse_failures(output, small.folder / "logs", 0.0)}
+    failures = {failure.rank: failure for failure in parse_failures(output, small.folder / "logs", 0.0, 8)}
     assert failures[1].message == "ended by signal 9"
     assert not any(child.is_running() for child in ranks.values())
 
@@ -112,7 +112,7 @@ def test_exception_of_a_rank_is_reported_with_its_traceback(small: Job) -> None:
     crash = PROBE.replace("return run()", "raise ArithmeticError('no such number')")
     process = start(small, *torchrun_arguments(small), program=("-c", crash))
     output, _ = process.communicate(timeout=100)
-    failures = parse_failures(output, small.folder / "logs", 0.0)
+    failures = parse_failures(output, small.folder / "logs", 0.0, 8)
     causes = [each for each in failures if each.exitcode == 1]
     assert {each.exitcode for each in failures} <= {1, -signal.SIGTERM}
     assert causes[0].message == "ArithmeticError: no such number"

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from trainyard.archives import extract_archive
+
 
 def read_files(archive: bytes) -> dict[str, bytes]:
     """Return the files of the archive: path -> content."""
@@ -21,6 +23,6 @@ def read_files(archive: bytes) -> dict[str, bytes]:
 @contextmanager
 def unpacked(archive: bytes) -> Iterator[Path]:
     """Yield a temporary folder with the files of the archive."""
-    with TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder)  # noqa: S202 (the SHA-256 is that of the operator's archive)
+    with TemporaryDirectory() as folder:
+        extract_archive(io.BytesIO(archive), Path(folder))
         yield Path(folder).resolve()

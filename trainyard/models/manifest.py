@@ -243,6 +243,10 @@ class Manifest(StrictModel):
         description="Bucket that is deleted with the cluster.",
         json_schema_extra={"producer": "infra/components/storage.py"},
     )
+    job_role_arn: str = Field(
+        description="ARN of the role of the job, which agents assume for it.",
+        json_schema_extra={"producer": "infra/components/identity.py"},
+    )
     head_autoscaling_group: str = Field(
         description="Name of the Auto Scaling group of the head, which AWS replaces when it fails.",
         json_schema_extra={"producer": "infra/components/head.py"},

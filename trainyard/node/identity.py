@@ -11,7 +11,7 @@ from trainyard.models.events import NodeRole
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.node.sequence import next_sequence
 
-ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/"))
+ROOT = Path(os.environ.get("TRAINYARD_ROOT", "/")).resolve()
 BASE = ROOT / "opt/trainyard"
 # Folder in host memory: a tmpfs, whose content ends with the boot (tmpfs(5)).
 MEMORY = ROOT / "dev/shm/trainyard"

@@ -29,6 +29,7 @@ from trainyard.node.identity import (
     read_node,
     write_configured,
 )
+from trainyard.node.job_user import JOB_USER
 
 REBOOT_REQUEST = ROOT / "run/trainyard/reboot-required"
 MAXIMUM_REBOOTS = 3
@@ -203,6 +204,7 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle_event: Ca
             # Empty on a machine, where it is the root of the system.
             "root": "" if str(ROOT) == "/" else str(ROOT),
             "service_python": sys.executable,
+            "job_user": JOB_USER,
             "job_container": {"name": CONTAINER_NAME, "wrapper": str(BASE / CONTAINER_WRAPPER)},
         },
         envvars={

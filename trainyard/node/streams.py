@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
 from trainyard.models.layout import chunk_key
+from trainyard.node.job_user import open_job_file
 
 FLUSH_SECONDS = 2.0
 CHUNK_BYTES = 4 << 20
@@ -128,16 +129,24 @@ def last_line_end(block: bytes) -> int:
 
 
 class FileTail:
-    """Follows one growing file from the writer's offset and passes its complete lines to the writer."""
+    """Follows one growing file of the job from the writer's offset and passes its complete lines to the writer."""
 
     def __init__(self, file: Path, writer: ChunkWriter) -> None:
         self._file, self._writer = file, writer
+        self._is_refused = False
 
     def forward(self, final: bool = False) -> None:
         """Write the lines since the last call. `final`: also write a last line without a line end."""
-        if not self._file.exists():
+        try:
+            stream = open_job_file(self._file)
+        except FileNotFoundError:
             return
-        with self._file.open("rb") as stream:
+        except OSError as error:
+            if not self._is_refused:
+                LOG.warning("not copied: %s", error)
+            self._is_refused = True
+            return
+        with stream:
             stream.seek(self._writer.offset)
             while block := stream.read(CHUNK_BYTES):
                 full = len(block) == CHUNK_BYTES

@@ -19,14 +19,13 @@ _NO_SOURCE_CONTEXT = dict.fromkeys(["aws:sourcearn", "aws:sourceaccount", "aws:s
 
 
 class Caller:
-    """A role session and its call. Raises NotImplementedError for a session policy."""
+    """A role session and its call."""
 
     def __init__(self, call: Call, in_json: bool, session: Any) -> None:
         self.call = call
         self._in_json, self._arn, self._role_arn = in_json, session.arn, session.role_arn
         self.role = str(session.role_arn).rpartition("/")[2]
-        if session.policy:
-            raise NotImplementedError("a session policy")
+        self._session_policies = [session.policy] if session.policy else []
         self._policies = list(role_policies(iam_backends[session.account_id][session.partition], self.role))
         self._boundary = _boundary(session, self.role)
 
@@ -46,18 +45,24 @@ class Caller:
     def _denial_reason(self, request: AccessRequest) -> str | None:
         """Return AWS's reason for a denial; None if the request is allowed.
 
-        A boundary allows nothing by itself and denies all other requests:
+        A boundary or a session policy allows nothing by itself and denies all other requests. Sources:
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
+        https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies.html#policies_session
         """
         request = request.with_context(
             {"aws:principalarn": self._role_arn, "aws:principalaccount": ACCOUNT, **_NO_SOURCE_CONTEXT}
         )
         identity = evaluate_policies(self._policies, request)
         boundary = evaluate_policies(self._boundary, request) if self._boundary else "Allow"
+        session = evaluate_policies(self._session_policies, request) if self._session_policies else "Allow"
         key, resource = _requested_key(request), self._bucket_policy_decision(request)
         combined = evaluate_key_policy(key, request, self.principal, identity) if key else resource or identity
-        if "Deny" in (identity, boundary, combined):
+        if request.action == "sts:AssumeRole":
+            combined = self._trust_policy_decision(request, identity)
+        if "Deny" in (identity, boundary, session, combined):
             return "with an explicit deny" + (" in a permissions boundary" if boundary == "Deny" else "")
+        if session != "Allow":
+            return f"because no session policy allows the {request.action} action"
         if combined != "Allow":
             policy = "resource-based" if key and identity == "Allow" else "identity-based"
             return f"because no {policy} policy allows the {request.action} action"
@@ -67,6 +72,21 @@ class Caller:
     def principal(self) -> Principal:
         """The principal, as a resource policy may name it."""
         return Principal(frozenset([self._role_arn, self._arn]), account=account_principals(ACCOUNT))
+
+    def _trust_policy_decision(self, request: AccessRequest, identity: Decision) -> Decision:
+        """Return the decision on sts:AssumeRole. A trust policy for the account leaves it to the caller's policies.
+
+        Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
+        """
+        backend = iam_backends[ACCOUNT]["aws"]
+        role = next((role for role in list(backend.roles.values()) if role.arn == request.resource), None)
+        if role is None:
+            return None
+        trust = role.assume_role_policy_document
+        if decision := evaluate_policies([trust], request, self.principal):
+            return decision
+        account = evaluate_policies([trust], request, Principal(account_principals(ACCOUNT)))
+        return identity if account == "Allow" else account
 
     def _bucket_policy_decision(self, request: AccessRequest) -> Decision:
         """Return the decision of the bucket policy for an S3 request; None for other requests."""

@@ -192,6 +192,7 @@ _OPERATORS: dict[str, tuple[bool, Callable[[str, str], bool]]] = {
     "ArnLike": (False, _arn),
     "ArnNotEquals": (True, _arn),
     "ArnNotLike": (True, _arn),
+    "NumericEquals": (False, lambda expected, value: float(expected) == float(value)),
     "Bool": (False, lambda expected, value: expected.lower() == value.lower()),
 }
 

@@ -42,6 +42,7 @@ _GROUP_ACTIONS = frozenset(
         "UpdateAutoScalingGroup",
     ]
 )
+_SIZED_ACTIONS = frozenset(["PutScheduledUpdateGroupAction", "UpdateAutoScalingGroup"])  # with size condition keys
 _INSTANCE_ACTIONS = frozenset(["SetInstanceHealth", "TerminateInstanceInAutoScalingGroup"])
 
 
@@ -58,8 +59,10 @@ def required_requests(call: Call, environ: dict[str, Any], body: bytes) -> Itera
         key = find_key(ACCOUNT, call.region, key_id)
         yield AccessRequest(action, None) if key is None else key_request(action, key)
     elif call.service == "sts":
-        if call.operation != "GetCallerIdentity":  # always allowed
-            raise NotImplementedError(f"{action} by a role: trust policies are not evaluated")
+        if call.operation == "AssumeRole":
+            yield AccessRequest(action, parse_qs(body.decode())["RoleArn"][0])
+        elif call.operation != "GetCallerIdentity":  # always allowed
+            raise NotImplementedError(f"{action} by a role: its authorization is not evaluated")
     elif call.service == "ec2" and call.operation.startswith("Describe"):
         yield AccessRequest(action, "*")
     elif action in {"ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"}:
@@ -85,7 +88,9 @@ def _group_request(action: str, call: Call, parameters: dict[str, list[str]]) ->
     if group is None:  # a condition on tags cannot match a group that does not exist
         arn = f"arn:aws:autoscaling:{call.region}:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/{group_name}"
         return AccessRequest(action, arn, tags={})
-    return AccessRequest(action, group.arn, tags={tag["Key"]: tag["Value"] for tag in group.tags})
+    sizes = {f"autoscaling:{name.lower()}": parameters.get(name, [None])[0] for name in ("MinSize", "MaxSize")}
+    context = sizes if call.operation in _SIZED_ACTIONS else {}
+    return AccessRequest(action, group.arn, context, {tag["Key"]: tag["Value"] for tag in group.tags})
 
 
 def _reservation_request(action: str, call: Call, parameters: dict[str, list[str]]) -> AccessRequest:

@@ -22,7 +22,18 @@ _MINIMAL = ("ca-certificates", "dbus", "iproute2", "procps", "systemd", "systemd
 # Packages of a cloud image that the playbooks require. debootstrap cannot resolve the dependencies of cloud-init. gpg
 # and mdadm are not part of every cloud image: roles install them if they are missing, but rehearsed nodes reach no
 # package repository.
-_ADDITIONAL = ("chrony", "cloud-init", "gpg", "mdadm", "python3-apt", "python3-venv", "sudo", "udev", "xfsprogs")
+_ADDITIONAL = (
+    "chrony",
+    "cloud-init",
+    "gpg",
+    "mdadm",
+    "nftables",
+    "python3-apt",
+    "python3-venv",
+    "sudo",
+    "udev",
+    "xfsprogs",
+)
 _MODULE = Path(__file__).parent / "datasource"
 _MODULE_FOLDER = "usr/lib/python3/dist-packages/trainyard_rehearsal"
 _CLOUD_CONFIG = """\

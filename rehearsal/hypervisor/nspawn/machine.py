@@ -59,6 +59,10 @@ class Machine:
         """Write files (path -> text) to the disk before the first boot."""
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True)
+        for shared in self.spec.shared:
+            # The user of the job needs access, and in the image /root is private.
+            for parent in reversed(Path(shared).relative_to("/").parents):
+                (self.disk / parent).mkdir(mode=0o755, exist_ok=True)
         for path, text in files.items():
             file = self.disk / path.removeprefix("/")
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +114,7 @@ class Machine:
         command = [
             *("systemd-nspawn", "-q", "-D", str(root), "--boot", "--register=no", "--keep-unit"),
             f"--network-namespace-path={NETNS_FOLDER / spec.namespace}",
+            "--capability=CAP_NET_ADMIN",  # for the packet filter of its namespace, as with --private-network
             *(f"--machine={spec.name}", "--resolv-conf=off", "--timezone=off", "--console=read-only"),
             *(f"--bind-ro={path}" for path in spec.shared),
         ]

@@ -45,6 +45,7 @@ class Service:
 
     `restart_time`, `kill_time` and `watchdog_time` are monotonic times. `restart_requested`: start it again after it
     has stopped. `transient`: systemd-run has created it. `invocation`: value of INVOCATION_ID in its processes.
+    `is_preparing`: the process is that of ExecStartPre.
     """
 
     unit: Unit
@@ -57,10 +58,11 @@ class Service:
     watchdog_time: float | None = None
     transient: bool = False
     invocation: str = ""
+    is_preparing: bool = False
 
     def active_state(self) -> str:
         """Return systemd's ActiveState."""
-        if self.state == "active" and self.unit.oneshot:
+        if self.state == "active" and (self.unit.oneshot or self.is_preparing):
             return "activating"
         return "active" if self.state == "exited" else self.state
 
@@ -124,7 +126,8 @@ class Init:
             service = self.services[name]
             match verb:
                 case "show":
-                    state, pid = service.active_state(), service.process.pid if service.process else 0
+                    has_main = service.process is not None and not service.is_preparing
+                    state, pid = service.active_state(), service.process.pid if service.process and has_main else 0
                     lines = ["LoadState=loaded", f"ActiveState={state}", "UnitFileState=static", f"MainPID={pid}"]
                     return 0, "\n".join([*lines, f"ExecMainStatus={service.exit_code}"]) + "\n"
                 case "is-enabled":
@@ -163,7 +166,12 @@ class Init:
         """Start the process of a service unless it runs."""
         if service.process is not None or service.state == "exited":
             return
-        unit, service.invocation = service.unit, uuid.uuid4().hex
+        service.is_preparing, service.invocation = bool(service.unit.preparation), uuid.uuid4().hex
+        self.start_process(service, service.unit.preparation or service.unit.command)
+
+    def start_process(self, service: Service, command: tuple[str, ...]) -> None:
+        """Start a process of a service, which becomes its main process."""
+        unit = service.unit
         variables = {"INVOCATION_ID": service.invocation}
         if unit.watchdog_seconds:
             variables["NOTIFY_SOCKET"] = "@" + self.notifications.getsockname()[1:].decode()
@@ -172,7 +180,7 @@ class Init:
         log = (self.root / "var/log" / f"{unit.name}.log").open("ab")
         with log:
             service.process = subprocess.Popen(
-                [self.node_path(argument) for argument in unit.command],
+                [self.node_path(argument) for argument in command],
                 cwd=unit.folder or self.root,
                 env=os.environ | unit.environment | variables,
                 stdin=subprocess.DEVNULL,
@@ -242,6 +250,10 @@ class Init:
     def handle_exit(self, service: Service, code: int) -> None:
         """Set the state of a service whose process has exited, according to its restart policy."""
         unit, is_stopping = service.unit, service.state == "deactivating"
+        if service.is_preparing and not is_stopping and code == 0:
+            service.is_preparing = False
+            self.start_process(service, unit.command)
+            return
         service.process, service.exit_code, service.kill_time, service.watchdog_time = None, code, None, None
         send_signals(unit_processes(service), signal.SIGKILL)
         if service.restart_requested:

@@ -11,6 +11,7 @@ _SUPPORTED = {
     "Service": {
         "Type",
         "ExecStart",
+        "ExecStartPre",
         "WorkingDirectory",
         "Environment",
         "EnvironmentFile",
@@ -33,13 +34,15 @@ _SUPPORTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A service unit. `folder`: WorkingDirectory. `watchdog_seconds`: 0 without a watchdog.
+    """A service unit. `folder`: WorkingDirectory. `preparation`: ExecStartPre, empty without it. `watchdog_seconds`: 0
+    without a watchdog.
 
     `can_be_enabled`: it has an [Install] section, so that `systemctl enable` lets it start at each boot.
     """
 
     name: str
     command: tuple[str, ...]
+    preparation: tuple[str, ...]
     folder: str | None
     environment: dict[str, str]
     oneshot: bool
@@ -80,6 +83,8 @@ def parse(name: str, text: str) -> Unit:
     return Unit(
         name=name,
         command=tuple(shlex.split(values["ExecStart"])),
+        # The prefix + is for root; here all processes have one user.
+        preparation=tuple(shlex.split(values.get("ExecStartPre", "").removeprefix("+"))),
         folder=values.get("WorkingDirectory"),
         environment=environment,
         oneshot=kind == "oneshot",
@@ -105,7 +110,7 @@ def parse_run(arguments: list[str]) -> Unit:
     for option in options:
         key, _, value = option.partition("=")
         match key:
-            case "--quiet":
+            case "--quiet" | "--no-block":  # the response does not wait for the start in any case
                 continue
             case "--collect":
                 collects = True

@@ -15,7 +15,7 @@ def test_agent_parses_the_report(tmp_path: Path) -> None:
     (tmp_path / "run-1/attempt_0/0/stderr.log").write_text("lost the connection to another rank: rank 3 did not join\n")
     at = datetime(2026, 11, 26, 3, 0, 0)
     failed = [RankExit(rank=2, local_rank=0, process=11, code=1, time=at), RankExit(3, 1, 12, -9, at)]
-    first, second = parse_failures(f"log line\n{format_report(failed)}", tmp_path, noticed_at=0.0)
+    first, second = parse_failures(f"log line\n{format_report(failed)}", tmp_path, noticed_at=0.0, processes=4)
     assert (first.rank, first.local_rank, first.exitcode) == (2, 0, 1)
     assert first.message == "lost the connection to another rank: rank 3 did not join"
     assert (second.rank, second.exitcode, second.message) == (3, -9, "ended by signal 9")
@@ -44,4 +44,4 @@ def test_command_of_the_agent_describes_the_node(tmp_path: Path) -> None:
     assert (node.variables["MASTER_ADDR"], node.variables["MASTER_PORT"]) == ("10.0.0.1", "20000")
     assert (node.variables["WORLD_SIZE"], node.variables["LOCAL_WORLD_SIZE"]) == ("8", "4")
     node.rank_logs(3).mkdir(parents=True)
-    assert rank_log_folders(tmp_path) == {3: node.rank_logs(3)}
+    assert rank_log_folders(tmp_path, 4) == {3: node.rank_logs(3)}

@@ -12,8 +12,9 @@ from trainyard.config.field_types import SubnetId, VpcId
 # Systems Manager user guide, "Improve the security of EC2 instances by using VPC endpoints": Session Manager needs
 # these two. They exist with a NAT gateway too, so that operators reach nodes when it fails.
 SESSION_SERVICES = ("ssm", "ssmmessages")
-# Controller and agents call Auto Scaling; the controller also calls EC2: reservations, network topology.
-NODE_SERVICES = (*SESSION_SERVICES, "autoscaling", "ec2")
+# Controller and agents call Auto Scaling; the controller also calls EC2: reservations, network topology. Agents assume
+# the role of the job with STS.
+NODE_SERVICES = (*SESSION_SERVICES, "autoscaling", "ec2", "sts")
 
 
 class ExistingNetwork(StrictModel):

@@ -27,6 +27,7 @@ from trainyard.node.agent import job_unit
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun, delete_memory
 from trainyard.node.agent.connection import HeadConnection
+from trainyard.node.agent.credentials import CredentialsServer, JobCredentials
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
 from trainyard.node.agent.job_unit import JobUnit
@@ -83,8 +84,16 @@ class Agent:
         self._activity: Activity | None = None
         self._record_read_at = 0.0
         self._state_file = open_state_file(run)
+        self._credentials = self._serve_credentials()
         self._control_read_at = self._refreshed_at = self._polled_at = 0.0
         self._is_ready = self._is_stopped = False
+
+    def _serve_credentials(self) -> CredentialsServer:
+        """Serve the job's credentials at the address that a running job already has."""
+        state, credentials = self._state_file.state, JobCredentials(self.manifest, self.run, self.node.instance)
+        server = CredentialsServer(credentials, state.credentials_port, state.credentials_token)
+        self._state_file.update(credentials_port=server.port, credentials_token=server.token)
+        return server
 
     def report_state(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         """Report a state of this agent to the controller now."""
@@ -173,6 +182,7 @@ class Agent:
         """Write the remaining logs and events to S3, and close the connection to the head."""
         for writer in self._log_writers:
             writer.join()
+        self._credentials.close()
         try:
             self._events.close()
         finally:
@@ -281,11 +291,17 @@ class Agent:
         else:
             LOG.info("attempt %d of an earlier agent continues", before.attempt)
             self._is_ready = True  # not reported again: the controller would take it for the state of the attempt
-            self._attempt = AttemptTorchrun(self.node, self.manifest, self._group, self.run, self._state_file)
+            self._attempt = self._create_attempt()
             self._attempt.stop_standby()
         if not before.health_check_reported:
             text = "the agent of the node exited during the health check"
             self._report_health_check(self._failed_health_check(before.health_check, text))
+
+    def _create_attempt(self, control: Control | None = None, standby: JobUnit | None = None) -> AttemptTorchrun:
+        variables = dict(self._credentials.variables())
+        return AttemptTorchrun(
+            self.node, self.manifest, self._group, self.run, self._state_file, variables, control, standby
+        )
 
     def _report_attempt_end(self, state: str, attempt: int, failures: tuple[RankFailure, ...] = ()) -> None:
         self.report_state(state, attempt, failures)
@@ -329,9 +345,7 @@ class Agent:
             if standby is not None and not (standby.attempt == number and standby.is_standby):
                 standby.stop()
                 standby = None
-            self._attempt = AttemptTorchrun(
-                self.node, self.manifest, self._group, self.run, self._state_file, control, standby
-            )
+            self._attempt = self._create_attempt(control, standby)
         except Exception as error:  # reported as the failure of the node, so that the user sees it
             text = f"{type(error).__name__}: {error}"
             failure = RankFailure(

@@ -1,19 +1,20 @@
 """torchrun of one attempt on this node: the job's sources, variables, metrics and requested checkpoints."""
 
 import hashlib
+import io
 import os
 import shutil
 import signal
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from trainyard.archives import extract_archive
 from trainyard.aws.clients import client
 from trainyard.aws.s3 import Bucket
 from trainyard.config.field_types import HUB_SCHEME
@@ -23,8 +24,17 @@ from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Job, Manifest, WorkerGroup
 from trainyard.models.rank_progress import RankProgress, progress_file
 from trainyard.models.run import Control, RunRecord
-from trainyard.node.agent.job_unit import JobUnit
-from trainyard.node.agent.processes import Torchrun, child_processes, in_container, job_python
+from trainyard.node.agent.job_process import LOG
+from trainyard.node.agent.job_unit import JobUnit, Launch
+from trainyard.node.agent.processes import (
+    Torchrun,
+    cache_folder,
+    child_processes,
+    home_variables,
+    in_container,
+    job_python,
+    scratch_folder,
+)
 from trainyard.node.agent.rank_failures import rank_log_folders
 from trainyard.node.agent.state import AgentStateFile
 from trainyard.node.agent.torchrun import (
@@ -38,10 +48,13 @@ from trainyard.node.agent.torchrun import (
 from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, MEMORY, Node
+from trainyard.node.job_user import JobUser, create_job_file, create_job_folder, find_job_user, read_job_file
 from trainyard.node.watchdog import report_progress
 
 LIFECYCLE_HEARTBEAT_SECONDS = 60.0
-REQUEST = "checkpoint-request"
+# Below the folder of an attempt: the request for a checkpoint, a copy of the job's sources, a link to its environment.
+REQUEST, WORK, VENV = "requests/checkpoint", "work", "venv"
+PROGRESS_BYTES = 1 << 16  # longest progress file
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It can complete no checkpoint that needs its peers.
 RANK_EXIT_SECONDS = 2.0
@@ -65,15 +78,19 @@ def fetch_source(source: Archive, region: str) -> Path:
     if digest != source.sha256:
         raise ValueError(f"{source.uri} has SHA-256 {digest}, but the run record has {source.sha256}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder.parent) as archive:
-        archive.write(content)
-        archive.flush()
-        work = Path(tempfile.mkdtemp(dir=folder.parent))
-        with tarfile.open(archive.name) as tar:
-            tar.extractall(work)  # noqa: S202 (the SHA-256 is that of the operator's archive)
+    work = Path(tempfile.mkdtemp(dir=folder.parent))
+    extract_archive(io.BytesIO(content), work)
     work.chmod(0o755)
     work.rename(folder)
     return folder
+
+
+def copy_source(folder: Path, work: Path, user: JobUser | None) -> None:
+    """Copy the job's sources into the folder in which the job runs and which it may change."""
+    shutil.copytree(folder, work, symlinks=True)
+    if user is not None:
+        for path in (work, *work.rglob("*")):
+            os.lchown(path, user.uid, user.gid)
 
 
 def read_secrets(names: dict[str, str], region: str) -> dict[str, str]:
@@ -84,12 +101,6 @@ def read_secrets(names: dict[str, str], region: str) -> dict[str, str]:
         for variable, name in names.items()
         if ssm is not None
     }
-
-
-def scratch_folder() -> Path:
-    """Folder for caches of the job: on the instance store if the node has one."""
-    disks = BASE / "scratch"
-    return disks if disks.is_dir() else BASE
 
 
 def model_location(manifest: Manifest, job: Job) -> str | None:
@@ -122,11 +133,16 @@ def _attempt_folder(run: str, attempt: int) -> Path:
     return BASE / "runs" / run / f"attempt-{attempt:04d}"
 
 
+def _attempt_unit(run: str, attempt: int, user: JobUser | None, image: str | None) -> JobUnit:
+    """Unit of an attempt. The client of a container needs root; the processes in the container do not."""
+    return JobUnit(run, attempt, _attempt_folder(run, attempt), None if image else user)
+
+
 class AttemptTorchrun(Torchrun):
     """torchrun of one attempt on this node, in a separate unit: the last attempt in the agent's state.
 
     `control`: the request of the attempt; None for an attempt that an earlier agent has started. `standby`: unit of the
-    attempt in which a standby waits, if there is one.
+    attempt in which a standby waits, if there is one. `credentials`: variables by which the job finds its credentials.
     """
 
     def __init__(
@@ -136,31 +152,33 @@ class AttemptTorchrun(Torchrun):
         group: WorkerGroup,
         run: RunRecord,
         state_file: AgentStateFile,
+        credentials: Mapping[str, str],
         control: Control | None = None,
         standby: JobUnit | None = None,
     ) -> None:
         state = state_file.state
         self._manifest, self._group, self._run = manifest, group, run
-        self.number, self._state_file = state.attempt, state_file
+        self.number, self._state_file, self._credentials = state.attempt, state_file, credentials
         self._aborted_at: float | None = None
         self._killed_at: float | None = None  # monotonic time at which its ranks were killed first
-        self._processes, self._image = run.processes_per_node, run.job.container
+        self._image = run.job.container
         self._has_rebooted = state.boot != node.boot
-        folder = _attempt_folder(run.run, self.number)
+        folder, user = _attempt_folder(run.run, self.number), find_job_user()
+        self._unit = standby or _attempt_unit(run.run, self.number, user, self._image)
         super().__init__(
             node.model_copy(update={"boot": state.boot}),  # its streams continue
             manifest,
             run,
             folder,
+            self._unit.files / LOG,
             lambda name: attempt_source(state.attempt, name),
             "rank",
             state.first_rank,
+            user,
         )
         self._metrics = folder / "metrics"
-        self._metrics.mkdir(exist_ok=True)
         metrics = self._metrics / "metrics.jsonl"
         self.follow_file("metrics", metrics, self._layout.metrics, self._layout.latest_metrics)
-        self._unit = standby or JobUnit(run.run, self.number, folder)
         if control is not None:
             self._start(control)
         else:
@@ -171,6 +189,8 @@ class AttemptTorchrun(Torchrun):
     def _start(self, control: Control) -> None:
         node, run, manifest = self._node, self._run, self._manifest
         assert control.master is not None, "the controller requests no attempt without it"
+        writable = self._create_folders(self._folder)
+        prepare: list[list[str]] = []
         if run.job.source is None:
             assert run.job.train is not None
             config = self._folder / "config.json"
@@ -178,9 +198,13 @@ class AttemptTorchrun(Torchrun):
             folder, job = Path(node.bundle), ["-m", "trainer", "--config", str(config)]
         else:
             assert run.job.command is not None
-            folder, job = fetch_source(run.job.source, node.region), list(run.job.command)
+            source, folder = fetch_source(run.job.source, node.region), self._folder / WORK
+            self._remove_earlier_work()
+            copy_source(source, folder, self._user)
+            job, writable = list(run.job.command), [*writable, folder]
+            prepare += self._prepare_environment(source)
         command = torchrun_command(
-            python=job_python(manifest, run.job.container),
+            python=self._folder / VENV / "bin/python" if prepare else job_python(manifest, run.job.container),
             nodes=control.nodes,
             instance=node.instance,
             master=control.master,
@@ -192,17 +216,37 @@ class AttemptTorchrun(Torchrun):
             binds_numa=bool(self._group.gpus and manifest.node.use_gpus and not (self._image or manifest.node.venv)),
             launcher=self._launcher,
         )
-        requirements = folder / source_environment.REQUIREMENTS
-        # A container image has all packages of its job.
-        if run.job.source is not None and run.job.container is None and requirements.exists():
-            lock = run.requirements.uri if run.requirements else ""
-            options = [str(requirements), lock, manifest.node.package_index or ""]
-            command = [sys.executable, source_environment.__file__, *options, *command]
-        model, prepare = model_location(manifest, run.job), []
-        if run.job.model_uri is not None and model is not None and not (run.job.reads_hub or self._unit.is_standby):
-            prepare = [sys.executable, model_program.__file__, run.job.model_uri, model, node.region]
+        model = model_location(manifest, run.job)
+        if run.job.model_uri is not None and model is not None and not run.job.reads_hub:
+            prepare.append([sys.executable, model_program.__file__, run.job.model_uri, model, node.region])
         variables = self._variables(self.number) | read_secrets(run.job.secrets, node.region)
-        self._unit.start([*prepare, *in_container(self._image, command)], folder, variables, self._image is not None)
+        launch = Launch(writable, prepare, in_container=self._image is not None)
+        self._unit.start(in_container(self._image, command, writable), folder, variables, launch)
+
+    def _prepare_environment(self, source: Path) -> list[list[str]]:
+        """Commands that install the requirements of a custom job. A container image has all packages of its job."""
+        run, settings = self._run, self._manifest.node
+        requirements = source / source_environment.REQUIREMENTS
+        if run.job.container is not None or not requirements.exists():
+            return []
+        lock, python = run.requirements.uri if run.requirements else "", job_python(self._manifest, None)
+        options = [str(requirements), lock, settings.package_index or "", str(python), str(self._folder / VENV)]
+        return [[sys.executable, source_environment.__file__, *options]]
+
+    def _create_folders(self, folder: Path) -> list[Path]:
+        """Create the folders of an attempt that the job may write, and return them."""
+        memory = MEMORY / self._run.run
+        folders = [folder / name for name in ("logs", "metrics", "requests")]
+        folders += [cache_folder(), cache_folder() / "home", memory]
+        for each in folders:
+            create_job_folder(each, self._user)
+        if self._manifest.fsx is not None:
+            folders.append(Path(self._manifest.fsx.mount_point))
+        return folders
+
+    def _remove_earlier_work(self) -> None:
+        for folder in _attempt_folder(self._run.run, 0).parent.glob(f"attempt-*/{WORK}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _variables(self, attempt: int) -> dict[str, str]:
         """Environment variables of an attempt of the run on this node, without secrets."""
@@ -216,13 +260,13 @@ class AttemptTorchrun(Torchrun):
             address=self._node.address,
             metrics=folder / "metrics",
             request=folder / REQUEST,
-            cache=scratch_folder() / "cache",
+            cache=cache_folder(),
             model=model_location(self._manifest, self._run.job),
             network=self._state_file.state.network,
         )
         if self._run.job.train is not None:
             variables["TRAINYARD_MEMORY"] = str(MEMORY / self._run.run)
-        return variables
+        return home_variables(self._user) | dict(self._credentials) | variables
 
     @property
     def _launcher(self) -> str:
@@ -242,8 +286,9 @@ class AttemptTorchrun(Torchrun):
         It has no secrets before the attempt starts. Raises OSError with systemd's message.
         """
         unit = self._next_unit()
+        writable = self._create_folders(_attempt_folder(self._run.run, unit.attempt))
         command = [str(job_python(self._manifest, None)), "-m", TRAINER_LAUNCHER, STANDBY]
-        unit.start_standby(command, Path(self._node.bundle), self._variables(unit.attempt))
+        unit.start_standby(command, Path(self._node.bundle), self._variables(unit.attempt), Launch(writable))
         return unit
 
     def stop_standby(self) -> None:
@@ -251,8 +296,7 @@ class AttemptTorchrun(Torchrun):
         self._next_unit().stop()
 
     def _next_unit(self) -> JobUnit:
-        number = self.number + 1
-        return JobUnit(self._run.run, number, _attempt_folder(self._run.run, number))
+        return _attempt_unit(self._run.run, self.number + 1, self._user, None)
 
     @property
     def process_id(self) -> int:
@@ -265,14 +309,15 @@ class AttemptTorchrun(Torchrun):
 
     def are_workers_up(self) -> bool:
         """Whether all ranks of this node have started: torchrun creates a rank's logs when it starts that rank."""
-        return len(rank_log_folders(self._logs)) >= self._processes
+        return len(rank_log_folders(self._logs, self._processes)) >= self._processes
 
     def progress(self) -> tuple[RankProgress, ...]:
         """Progress of the ranks of this node that have written a valid progress file."""
         ranks = []
         for rank in range(self._first_rank, self._first_rank + self._processes):
             with suppress(OSError, ValidationError):  # a custom job need not write one
-                ranks.append(RankProgress.model_validate_json(progress_file(self._metrics, rank).read_bytes()))
+                content = read_job_file(progress_file(self._metrics, rank), PROGRESS_BYTES)
+                ranks.append(RankProgress.model_validate_json(content))
         return tuple(ranks)
 
     def failures(self) -> tuple[RankFailure, ...]:
@@ -282,7 +327,7 @@ class AttemptTorchrun(Torchrun):
         if self._has_rebooted:
             return (self._node_failure(code, NODE_REBOOTED),)
         if code == source_environment.EXIT_FAILED:
-            return (self._node_failure(code, *source_environment.find_error(self.output())),)
+            return (self._node_failure(code, *source_environment.find_error(self._unit.output())),)
         killed = self._state_file.state.killed_ranks
         return tuple(
             failure
@@ -331,7 +376,8 @@ class AttemptTorchrun(Torchrun):
         if seconds < SAVE_EXIT_SECONDS and self._is_saving():
             return
         self._killed_at = now if self._killed_at is None else self._killed_at
-        if self._image is not None or now > self._killed_at + TORCHRUN_EXIT_SECONDS:
+        is_preparing = not self.process_id  # and 0 is the parent of all processes
+        if self._image is not None or is_preparing or now > self._killed_at + TORCHRUN_EXIT_SECONDS:
             self.kill()
             return
         for torchrun in child_processes(self.process_id):
@@ -361,7 +407,7 @@ class AttemptTorchrun(Torchrun):
     def save_checkpoint(self, timeout_seconds: float, record_heartbeat: Callable[[], object]) -> bool:
         """Request a checkpoint, wait for it, and return whether it was saved. Calls `record_heartbeat` meanwhile."""
         request = self._folder / REQUEST
-        request.touch()
+        create_job_file(request, b"", self._user)
         deadline = heartbeat_at = time.monotonic()
         deadline += timeout_seconds
         while request.exists() and self.exit_code() is None and time.monotonic() < deadline:

@@ -20,13 +20,16 @@ from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import health_check_source
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import HealthCheckRequest, RunRecord
-from trainyard.node.agent.processes import Torchrun, child_processes, in_container, job_python
+from trainyard.node.agent.health_check_files import read_logs, read_reports
+from trainyard.node.agent.job_process import LOG
+from trainyard.node.agent.processes import Torchrun, child_processes, home_variables, in_container, job_python
 from trainyard.node.agent.torchrun import network_variables, torchrun_command
 from trainyard.node.controller.failure_analysis import is_caused_by_peer
 from trainyard.node.health_check import stages
-from trainyard.node.health_check.nccl_log import Network, read_logs, slowest_network
-from trainyard.node.health_check.process_report import ProcessReport, read_reports
+from trainyard.node.health_check.nccl_log import Network, slowest_network
+from trainyard.node.health_check.process_report import ProcessReport
 from trainyard.node.identity import BASE, CONTAINER_NAME, Node
+from trainyard.node.job_user import create_job_folder, find_job_user
 
 # Messages that torchrun logs at level INFO: they show whether this node or other nodes did not reach the rendezvous.
 _RENDEZVOUS_STARTED, _RENDEZVOUS_COMPLETE = "Rendezvous'ing worker group", "Rendezvous complete for workers"
@@ -52,9 +55,20 @@ class HealthCheckTorchrun(Torchrun):
         self.request, self._group, self._run = request, group, run
         self._started_at, self._timeout_seconds = time.monotonic(), run.limits.health_check_timeout_minutes * 60
         self._processes, on_gpu = run.processes_per_node, bool(group.gpus and manifest.node.use_gpus)
-        folder = health_check_folder(run, request.number)
-        super().__init__(node, manifest, run, folder, lambda name: health_check_source(request.number, name), "process")
-        arguments = ["--folder", str(folder), "--instance", node.instance, "--first-node", request.nodes[0]]
+        folder, user = health_check_folder(run, request.number), find_job_user()
+        super().__init__(
+            node,
+            manifest,
+            run,
+            folder,
+            folder / LOG,
+            lambda name: health_check_source(request.number, name),
+            "process",
+            user=user,
+        )
+        self.reports = folder / "reports"
+        create_job_folder(self.reports, user)
+        arguments = ["--folder", str(self.reports), "--instance", node.instance, "--first-node", request.nodes[0]]
         arguments += ["--timeout-seconds", f"{self._timeout_seconds:g}"]
         command = torchrun_command(
             python=job_python(manifest, run.job.container),
@@ -71,18 +85,23 @@ class HealthCheckTorchrun(Torchrun):
             "LOGLEVEL": "INFO",  # that of torchrun
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
-            "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p",
+            "NCCL_DEBUG_FILE": f"{self.reports}/nccl.%h.%p",
         }
         image = run.job.container
         variables = network_variables(manifest, group, node.address, image) | dict(run.job.environment)
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # a health check uses all GPUs of the node
+        unprivileged = None if image else user
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                in_container(image, command),
+                in_container(image, command, (self._logs, self.reports)),
                 cwd=node.bundle,
-                env=os.environ | variables | health_check_variables,
+                env=os.environ | variables | health_check_variables | home_variables(user),
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # The packages of its environment are those of the job. The Docker client needs root.
+                user=unprivileged.uid if unprivileged else None,
+                group=unprivileged.gid if unprivileged else None,
+                extra_groups=[] if unprivileged else None,
             )
 
     @property
@@ -110,15 +129,15 @@ class HealthCheckTorchrun(Torchrun):
     def is_over(self) -> bool:
         """Whether the result of this node is final. torchrun itself would wait for its peers on other nodes."""
         expired = time.monotonic() > self._started_at + self._timeout_seconds
-        return self.exit_code() is not None or expired or are_complete(read_reports(self._folder), self._processes)
+        return self.exit_code() is not None or expired or are_complete(read_reports(self.reports), self._processes)
 
     def result_event(self) -> HealthCheckEvent:
         """Stop all processes of the health check and create the event with the result of this node."""
         seconds = time.monotonic() - self._started_at
         failures = () if self.exit_code() in {None, 0} else self.failures()
         self.kill()
-        reports, network = read_reports(self._folder), slowest_network(read_logs(self._folder))
-        for file in sorted(self._folder.glob("nccl.*"))[:1]:  # the log of one process is enough
+        reports, network = read_reports(self.reports), slowest_network(read_logs(self.reports))
+        for file in sorted(self.reports.glob("nccl.*"))[:1]:  # the log of one process is enough
             self.follow_file("nccl", file)
         elapsed_share = seconds / self._timeout_seconds
         findings = find_faults(reports, self._processes, failures, self.output(), elapsed_share, self._node.instance)

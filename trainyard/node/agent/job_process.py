@@ -6,6 +6,9 @@ meanwhile finds it there. SIGTERM is passed on to the command. It imports only t
 
 If FOLDER/standby.json exists instead, this program starts its command: a standby, which waits on its stdin. When
 FOLDER/start.json exists, this program writes the arguments and variables of that file to the stdin of the standby.
+
+`python -I job_process.py --prepare FOLDER` runs the commands of FOLDER/prepare.json one after the other, as root and
+without the secrets of the job. The exit code of the first that fails is in FOLDER/exit-code.
 """
 
 import json
@@ -19,25 +22,15 @@ from pathlib import Path
 from typing import Any
 
 START_FILE, STANDBY_FILE, EXIT_FILE, LOG = "start.json", "standby.json", "exit-code", "torchrun.log"
+PREPARE_FILE, PREPARE = "prepare.json", "--prepare"
+UNIT_VARIABLES = ("INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID")  # of systemd.exec(5)
 EXIT_NOT_STARTED = 127  # that of a shell for a command that it does not find
 POLL_SECONDS = 0.02
 
 
-def write_start_file(
-    folder: Path, command: list[str], work_folder: Path, variables: dict[str, str], name: str = START_FILE
-) -> None:
-    """Write the file with what this program executes, readable by its owner only. It is complete when it exists."""
-    content = {"command": command, "folder": str(work_folder), "variables": variables}
-    temporary = folder / f"{name}.new"
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(content, file)
-    temporary.rename(folder / name)
-
-
-def read_exit_code(folder: Path) -> int | None:
-    """Exit code of the command, negative for a signal; None if it runs, or if this program was killed."""
-    file = folder / EXIT_FILE
-    return int(file.read_text()) if file.exists() else None
+def start_content(command: list[str], work_folder: Path, variables: dict[str, str]) -> bytes:
+    """Content of the file with what this program executes."""
+    return json.dumps({"command": command, "folder": str(work_folder), "variables": variables}).encode()
 
 
 def run(folder: Path) -> int:
@@ -59,7 +52,7 @@ def run(folder: Path) -> int:
             process = subprocess.Popen(
                 start["command"],
                 cwd=start["folder"],
-                env=os.environ | start["variables"],
+                env=_own_variables() | start["variables"],
                 stdin=subprocess.PIPE if is_standby else None,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,6 +67,11 @@ def run(folder: Path) -> int:
     return process.wait()
 
 
+def _own_variables() -> dict[str, str]:
+    """Variables that name this unit. The others of the command are in its file."""
+    return {name: os.environ[name] for name in UNIT_VARIABLES if name in os.environ}
+
+
 def _take(file: Path) -> dict[str, Any]:
     start: dict[str, Any] = json.loads(file.read_text())
     file.unlink()
@@ -81,7 +79,7 @@ def _take(file: Path) -> dict[str, Any]:
 
 
 def _hand_over(folder: Path, standby: "subprocess.Popen[bytes]", skipped: int) -> None:
-    """Wait for the start file, and write its arguments and variables to the standby, unless that has ended.
+    """Wait for the start file, and pass its arguments and variables to the standby.
 
     `skipped`: number of leading arguments of the command that the standby already has.
     """
@@ -96,14 +94,35 @@ def _hand_over(folder: Path, standby: "subprocess.Popen[bytes]", skipped: int) -
         standby.communicate(f"{line}\n".encode())
 
 
-def main() -> None:
-    """Run the command of the folder in the first argument."""
-    folder = Path(sys.argv[1])
-    code = run(folder)
+def prepare(folder: Path) -> int:
+    """Run the commands of the folder until one fails; its exit code, or 0."""
+    content = json.loads((folder / PREPARE_FILE).read_text())
+    variables = os.environ | content["variables"]
+    with (folder / LOG).open("wb") as output:
+        for command in content["commands"]:
+            result = subprocess.run(command, env=variables, stdout=output, stderr=subprocess.STDOUT, check=False)
+            if code := result.returncode:
+                return code
+    return 0
+
+
+def _write_exit_code(folder: Path, code: int) -> None:
     temporary = folder / f"{EXIT_FILE}.new"
     temporary.write_text(str(code))
     temporary.rename(folder / EXIT_FILE)
 
 
+def main() -> int:
+    """Run the command, or the preparation, of the folder in the last argument; the exit code of this program."""
+    folder = Path(sys.argv[-1])
+    if PREPARE not in sys.argv:
+        _write_exit_code(folder, run(folder))
+        return 0
+    if code := prepare(folder):
+        _write_exit_code(folder, code)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

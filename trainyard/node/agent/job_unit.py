@@ -3,17 +3,21 @@
 Source: https://www.freedesktop.org/software/systemd/man/latest/systemd-run.html
 """
 
+import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.node.agent import job_process
 from trainyard.node.identity import CONTAINER_NAME
+from trainyard.node.job_user import JobUser, create_job_file, create_job_folder, read_job_file
 
 PREFIX = "trainyard-attempt-"
 # torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
@@ -30,7 +34,8 @@ PROPERTIES = {
 }
 # The container keeps running and uses the GPUs if its docker client is killed.
 REMOVE_CONTAINER = f"-/usr/bin/docker rm --force {CONTAINER_NAME}"
-# Variables that systemd sets for one unit, systemd.exec(5): the job's unit has its own.
+# Variables of the agent that the job does not inherit: those that systemd sets for one unit, systemd.exec(5), and the
+# address of the metadata service, which the job must not use.
 UNIT_VARIABLES = (
     "INVOCATION_ID",
     "JOURNAL_STREAM",
@@ -39,50 +44,106 @@ UNIT_VARIABLES = (
     "WATCHDOG_PID",
     "WATCHDOG_USEC",
 )
+METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+# https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Sandboxing
+SANDBOX = {
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "ProtectSystem": "strict",  # the file system is read-only, except /dev, /proc, /sys and ReadWritePaths
+    "ProtectHome": "read-only",
+    "PrivateTmp": "yes",
+    "ProtectControlGroups": "yes",
+    "ProtectKernelModules": "yes",
+    "ProtectKernelTunables": "yes",
+    "RestrictNamespaces": "yes",
+    "RestrictSUIDSGID": "yes",
+}
+
+
+def sandbox(user: JobUser, writable: Sequence[Path]) -> list[tuple[str, str]]:
+    """Properties of a unit for processes of `user` that may write in these folders only; folders need not exist."""
+    paths = [("ReadWritePaths", shlex.quote(f"-{folder}")) for folder in writable]
+    return [("User", user.name), ("Group", user.name), *SANDBOX.items(), *paths]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a unit starts. `writable`: folders that the job may write. `prepare`: commands that root runs before."""
+
+    writable: Sequence[Path] = ()
+    prepare: Sequence[Sequence[str]] = ()
+    in_container: bool = False
 
 
 class JobUnit:
-    """The unit of one attempt. `folder`: that of the attempt's files. `process_id`: main process; 0 if it has ended."""
+    """The unit of one attempt. `process_id`: main process; 0 before it has started and after it has ended.
 
-    def __init__(self, run: str, attempt: int, folder: Path) -> None:
+    `folder`: that of the attempt's files. `user`: of the processes in the unit; None: that of the agent.
+    """
+
+    def __init__(self, run: str, attempt: int, folder: Path, user: JobUser | None = None) -> None:
         self.attempt = attempt
-        self._name, self._folder = f"{PREFIX}{run}-{attempt:04d}.service", folder
+        self._name, self._folder, self._user = f"{PREFIX}{run}-{attempt:04d}.service", folder, user
+        self.files, self._prepared = folder / "process", folder / "prepare"
         self._main: int | None = None
+        self._is_preparing = False
         self.process_id = 0
 
-    def start(self, command: list[str], work_folder: Path, variables: Mapping[str, str], in_container: bool) -> None:
+    def start(
+        self, command: list[str], work_folder: Path, variables: Mapping[str, str], launch: Launch | None = None
+    ) -> None:
         """Start `command` in the unit, with the agent's environment and `variables`: by its standby if it has one.
 
         Raises OSError with systemd's message.
         """
         is_standby = self.is_standby
         if not is_standby:
-            (self._folder / job_process.STANDBY_FILE).unlink(missing_ok=True)  # of a standby that has ended
+            self._create_folders()
+            (self.files / job_process.STANDBY_FILE).unlink(missing_ok=True)  # of a standby that has ended
         self._write(job_process.START_FILE, command, work_folder, variables)
         if not is_standby:
-            self._launch(in_container)
+            self._launch(launch or Launch())
 
-    def start_standby(self, command: list[str], work_folder: Path, variables: Mapping[str, str]) -> None:
+    def start_standby(
+        self, command: list[str], work_folder: Path, variables: Mapping[str, str], launch: Launch | None = None
+    ) -> None:
         """Start the standby of a command, which waits in the unit until `start`. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._create_folders()
         self._write(job_process.STANDBY_FILE, command, work_folder, variables)
-        self._launch(in_container=False)
+        self._launch(launch or Launch())
 
     @property
     def is_standby(self) -> bool:
         """Whether a standby waits in the unit."""
-        return (self._folder / job_process.STANDBY_FILE).exists() and self.exit_code() is None
+        return (self.files / job_process.STANDBY_FILE).exists() and self.exit_code() is None
+
+    def _create_folders(self) -> None:
+        self._prepared.mkdir(parents=True, exist_ok=True)
+        create_job_folder(self.files, self._user, 0o700)
 
     def _write(self, name: str, command: list[str], work_folder: Path, variables: Mapping[str, str]) -> None:
-        inherited = {name: value for name, value in os.environ.items() if name not in UNIT_VARIABLES}
-        job_process.write_start_file(self._folder, command, work_folder, inherited | dict(variables), name)
+        inherited = _inherited_variables() | dict(variables)
+        inherited.pop(METADATA_VARIABLE, None)
+        content = job_process.start_content(command, work_folder, inherited)
+        create_job_file(self.files / name, content, self._user)
 
-    def _launch(self, in_container: bool) -> None:
-        (self._folder / job_process.EXIT_FILE).unlink(missing_ok=True)  # that of a standby
-        properties = PROPERTIES | ({"ExecStopPost": REMOVE_CONTAINER} if in_container else {})
+    def _launch(self, launch: Launch) -> None:
+        for folder in (self.files, self._prepared):  # of a standby, of an earlier start
+            (folder / job_process.EXIT_FILE).unlink(missing_ok=True)
+        properties = [*PROPERTIES.items(), *(sandbox(self._user, [*launch.writable, self.files]) if self._user else [])]
+        program = [sys.executable, "-I", job_process.__file__]
+        if launch.in_container:
+            properties.append(("ExecStopPost", REMOVE_CONTAINER))
+        if launch.prepare:
+            content = {"commands": launch.prepare, "variables": _inherited_variables()}
+            (self._prepared / job_process.PREPARE_FILE).write_text(json.dumps(content))
+            # The prefix +: as root, without the restrictions of the unit (systemd.service(5)).
+            command = shlex.join([*program, job_process.PREPARE, str(self._prepared)])
+            properties += [("ExecStartPre", f"+{command}"), ("TimeoutStartSec", "infinity")]
         options = ["--quiet", "--collect", f"--unit={self._name}", "--service-type=exec"]
-        options += [f"--property={name}={value}" for name, value in properties.items()]
-        _run("systemd-run", *options, sys.executable, "-I", job_process.__file__, str(self._folder))
+        options += ["--no-block"] if launch.prepare else []
+        options += [f"--property={name}={value}" for name, value in properties]
+        _run("systemd-run", *options, *program, str(self.files))
         try:
             self.attach()
         except OSError:
@@ -91,17 +152,36 @@ class JobUnit:
 
     def attach(self) -> None:
         """Find the main process of the unit, if it runs. Raises OSError if systemd does not respond."""
-        shown = _run("systemctl", "show", "--property=MainPID", self._name)
+        shown = _run("systemctl", "show", "--property=MainPID,ActiveState,Job", self._name)
         lines = dict(line.partition("=")[::2] for line in shown.splitlines())
         self.process_id = int(lines.get("MainPID", "0"))
+        # With a job of systemd, the start is queued.
+        is_queued = lines.get("Job", "") not in {"", "0"} and lines.get("ActiveState") == "inactive"
+        self._is_preparing = not self.process_id and (lines.get("ActiveState") == "activating" or is_queued)
         with suppress(ProcessLookupError):  # it has ended
             self._main = os.pidfd_open(self.process_id) if self.process_id else None
 
     def exit_code(self) -> int | None:
         """Exit code of the command; None while it runs. -SIGKILL if the unit has ended without an exit code."""
-        is_running = self._main is not None and not select.select([self._main], [], [], 0)[0]
-        code = job_process.read_exit_code(self._folder)  # after the check: it is written before the process ends
+        if self._is_preparing:
+            self.attach()
+        is_running = self._is_preparing or (self._main is not None and not select.select([self._main], [], [], 0)[0])
+        code = self._read_exit_code()  # after the check: it is written before the process ends
         return code if code is not None or is_running else -signal.SIGKILL
+
+    def _read_exit_code(self) -> int | None:
+        for folder in (self._prepared, self.files):
+            with suppress(OSError, ValueError):
+                return int(read_job_file(folder / job_process.EXIT_FILE, limit=16))
+        return None
+
+    def output(self, limit: int = 1 << 20) -> str:
+        """End of the output of the preparation and the command, `limit` bytes of each at most."""
+        text = ""
+        for folder in (self._prepared, self.files):
+            with suppress(OSError):
+                text += read_job_file(folder / job_process.LOG, limit).decode(errors="replace")
+        return text
 
     def stop(self) -> None:
         """End the unit: SIGTERM to the command; SIGKILL to what remains, at the latest after STOP_SECONDS.
@@ -126,6 +206,10 @@ class JobUnit:
         if self._main is not None:
             os.close(self._main)
             self._main = None
+
+
+def _inherited_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in UNIT_VARIABLES}
 
 
 def stop_all() -> None:

@@ -1,7 +1,7 @@
 """One torchrun on this node: its interpreter and container, transfer of its logs to S3, failures of its ranks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from trainyard.models.events import RankFailure
 from trainyard.models.layout import RunLayout, chunk_prefix
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord
-from trainyard.node.agent.job_process import LOG
 from trainyard.node.agent.rank_failures import parse_failures, rank_log_folders
 from trainyard.node.environments.node import JOB_VENV
 from trainyard.node.identity import BASE, CONTAINER_WRAPPER, Node
+from trainyard.node.job_user import JobUser, create_job_folder, read_job_file
 from trainyard.node.streams import ChunkWriter, FileTail
 
 
@@ -27,16 +27,40 @@ def job_python(manifest: Manifest, image: str | None) -> Path:
     return (Path(manifest.node.venv) if manifest.node.venv else JOB_VENV.resolve()) / "bin/python"
 
 
-def in_container(image: str | None, command: list[str]) -> list[str]:
-    """Command that executes `command` in a container of the image; the same command without an image."""
-    return command if image is None else [str(BASE / CONTAINER_WRAPPER), image, *command]
+def scratch_folder() -> Path:
+    """Folder for caches of the job: on the instance store if the node has one."""
+    disks = BASE / "scratch"
+    return disks if disks.is_dir() else BASE
+
+
+def cache_folder() -> Path:
+    """Folder of the job's caches, which it may write."""
+    return scratch_folder() / "cache"
+
+
+def home_variables(user: JobUser | None) -> dict[str, str]:
+    """Variables that name the user of the job and a home directory: a container image does not know the user."""
+    if user is None:
+        return {}
+    return {"HOME": str(cache_folder() / "home"), "USER": user.name, "LOGNAME": user.name}
+
+
+def in_container(image: str | None, command: list[str], writable: Iterable[Path]) -> list[str]:
+    """Command that executes `command` in a container of the image; the same command without an image.
+
+    `writable`: existing folders that the container may write.
+    """
+    if image is None:
+        return command
+    return [str(BASE / CONTAINER_WRAPPER), *(f"--writable={folder}" for folder in writable), image, *command]
 
 
 class Torchrun:
     """The logs of one torchrun.
 
-    `source`: creates the name of a log stream in S3 from the name of a log. `rank`: name of a rank in these streams,
-    followed by its number. `first_rank`: number of the first rank of this node.
+    `log`: file with the output of torchrun itself. `source`: creates the name of a log stream in S3 from the name of a
+    log. `rank`: name of a rank in these streams, followed by its number. `first_rank`: number of the first rank of this
+    node. `user`: of the job.
     """
 
     def __init__(
@@ -45,17 +69,20 @@ class Torchrun:
         manifest: Manifest,
         run: RunRecord,
         folder: Path,
+        log: Path,
         source: Callable[[str], str],
         rank: str,
         first_rank: int = 0,
+        user: JobUser | None = None,
     ) -> None:
         self._folder, self._logs, self._rank, self._first_rank = folder, folder / "logs", rank, first_rank
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self._user, self._processes = user, run.processes_per_node
+        create_job_folder(self._logs, user)
         self._layout, self._data = RunLayout(run.run), Bucket(manifest.data_bucket, node.region)
         self._stack = ExitStack()
         self._node, self._source = node, source
         self._tails: dict[str, FileTail] = {}
-        self._log = folder / LOG
+        self._log = log
         self.follow_file("torchrun", self._log)
 
     def follow_file(self, name: str, file: Path, stream: str | None = None, latest: str | None = None) -> None:
@@ -70,19 +97,22 @@ class Torchrun:
 
     def forward_logs(self, final: bool = False) -> None:
         """Copy new lines of all logs to S3. `final`: also a last line without a line end."""
-        for local_rank, folder in rank_log_folders(self._logs).items():
+        for local_rank, folder in rank_log_folders(self._logs, self._processes).items():
             for name in ("stdout", "stderr"):
                 self.follow_file(f"{self._rank}{self._first_rank + local_rank}-{name}", folder / f"{name}.log")
         for tail in self._tails.values():
             tail.forward(final)
 
     def output(self) -> str:
-        """Output of torchrun itself."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+        """End of the output of torchrun itself."""
+        try:
+            return read_job_file(self._log).decode(errors="replace")
+        except OSError:  # it does not exist yet
+            return ""
 
     def failures(self) -> tuple[RankFailure, ...]:
         """Failures of this node's ranks, from torchrun's report."""
-        return parse_failures(self.output(), self._logs, time.time())
+        return parse_failures(self.output(), self._logs, time.time(), self._processes)
 
     def close(self, final: bool = True) -> None:
         """Copy the remaining lines of all logs to S3. `final`: torchrun has ended; else its logs continue."""

@@ -1,12 +1,12 @@
 """Parser for failures of ranks: torchrun's final report and the stderr of the ranks."""
 
-import os
 import re
 import signal
 from datetime import datetime
 from pathlib import Path
 
 from trainyard.models.events import RankFailure
+from trainyard.node.job_user import read_job_file
 
 _TRACEBACK_BYTES = 6000
 # C++ threads and other libraries may write after the traceback, such as the stack of each thread of an abort.
@@ -20,9 +20,13 @@ _NOTICE_SECONDS = 2.0  # torchrun's --monitor-interval, and the fraction that it
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
-def rank_log_folders(logs: Path) -> dict[int, Path]:
-    """Local rank -> folder of its stdout.log and stderr.log, as torchrun creates them: `<id>/attempt_0/<rank>`."""
-    return {int(folder.name): folder for folder in logs.glob("*/attempt_0/*") if folder.name.isdigit()}
+def rank_log_folders(logs: Path, processes: int) -> dict[int, Path]:
+    """Local rank -> folder of its stdout.log and stderr.log, as torchrun creates them: `<id>/attempt_0/<rank>`.
+
+    Folders of more than `processes` ranks are ignored: the job may create any number.
+    """
+    names = {str(rank): rank for rank in range(processes)}
+    return {names[folder.name]: folder for folder in logs.glob("*/attempt_0/*") if folder.name in names}
 
 
 _FAILURE = re.compile(
@@ -32,12 +36,12 @@ _FAILURE = re.compile(
 )
 
 
-def parse_failures(report: str, logs: Path, noticed_at: float) -> tuple[RankFailure, ...]:
+def parse_failures(report: str, logs: Path, noticed_at: float, processes: int) -> tuple[RankFailure, ...]:
     """Failures of the ranks that torchrun's final report on stderr names, each with the traceback of its stderr.
 
-    `noticed_at`: Unix time to use if that in the report is not valid.
+    `noticed_at`: Unix time to use if that in the report is not valid. `processes`: number of ranks of this node.
     """
-    folders = rank_log_folders(logs)
+    folders = rank_log_folders(logs, processes)
     failures: dict[int, RankFailure] = {}
     for match in _FAILURE.finditer(report):
         rank, local, exitcode = int(match["rank"]), int(match["local"]), int(match["exitcode"])
@@ -113,8 +117,7 @@ def _add_location(message: str, tail: str) -> str:
 
 
 def _tail(file: Path) -> str:
-    if not file.exists():
+    try:
+        return read_job_file(file, _SEARCHED_BYTES).decode(errors="replace")
+    except OSError:
         return ""
-    with file.open("rb") as stream:
-        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _SEARCHED_BYTES))
-        return stream.read().decode(errors="replace")

@@ -27,6 +27,8 @@ class AgentState(StrictModel):
     repair: int = Field(0, ge=0, description="Number of the last repair that was started on this node.")
     health_check: int = Field(0, ge=0, description="The last health check that was started on this node.")
     health_check_reported: bool = Field(True, description="Whether the end of that health check was reported.")
+    credentials_port: int = Field(0, ge=0, description="Port of the endpoint for the job's credentials; 0: none yet.")
+    credentials_token: str | None = Field(None, description="Token of that endpoint.")
     network: str | None = Field(
         None, description="NCCL's name for the network of the OFI plugin, from the last health check."
     )
@@ -54,6 +56,7 @@ class AgentStateFile:
         self.state = AgentState.model_validate(self.state.model_dump() | changes)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._file.with_suffix(".new")
+        temporary.touch(0o600)  # the state contains a secret
         temporary.write_text(self.state.model_dump_json())
         temporary.rename(self._file)
 

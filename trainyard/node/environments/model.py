@@ -1,8 +1,8 @@
-"""Download the job's model once, then run the job: `model.py URI FOLDER REGION COMMAND...`.
+"""Download the job's model once: `model.py URI FOLDER REGION`.
 
-It replaces itself by COMMAND when FOLDER has the objects below URI. A marker in the folder lists them with their ETags:
-a later attempt or run downloads only what has changed. On a shared file system one node downloads, and the others wait
-for its lock. It runs in a process separate from the agent, so that the agent is not blocked.
+FOLDER has the objects below URI afterwards. A marker in the folder lists them with their ETags: a later attempt or run
+downloads only what has changed. On a shared file system one node downloads, and the others wait for its lock. It runs
+in a process separate from the agent, so that the agent is not blocked.
 """
 
 import fcntl
@@ -131,15 +131,15 @@ def _download(s3: Any, bucket: str, prefix: str, objects: Objects, folder: Path)
 
 
 def main() -> int:
-    """Replace this process by the job's command; EXIT_FAILED if the model cannot be downloaded."""
-    uri, folder, region, command = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    """Download the model; EXIT_FAILED if that is not possible."""
+    uri, folder, region = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     try:
         if not fetch_model(boto3.client("s3", region_name=region), uri, folder):
             print(f"model: {folder} has {uri}", flush=True)
     except (ModelError, OSError, BotoCoreError, ClientError) as error:
         sys.stderr.write(f"{MODEL_ERROR_PREFIX} {uri}: {error}\n")
         return EXIT_FAILED
-    return os.execvp(command[0], command)  # noqa: S606 (it does not return)
+    return 0
 
 
 if __name__ == "__main__":

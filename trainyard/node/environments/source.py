@@ -1,10 +1,10 @@
-"""Install the requirements of a custom job, then run it: `source.py REQUIREMENTS LOCK INDEX PYTHON ARGUMENT...`.
+"""Install the requirements of a custom job: `source.py REQUIREMENTS LOCK INDEX PYTHON LINK`.
 
-It replaces itself by `PYTHON ARGUMENT...` if the environment of PYTHON satisfies REQUIREMENTS. Otherwise it creates an
-environment for these requirements and uses its Python. Packages of PYTHON's environment that satisfy them are linked
-and not copied, because torch takes gigabytes. The others are the wheels of LOCK, the URI of a RequirementsLock, which
-the launch has resolved. Without a lock, or with one for another Python, uv resolves them with the stack's index. It
-runs in a process separate from the agent, so that the agent is not blocked.
+LINK points to the environment of PYTHON if that satisfies REQUIREMENTS. Otherwise this program creates an environment
+for these requirements. Packages of PYTHON's environment that satisfy them are linked and not copied, because torch
+takes gigabytes. The others are the wheels of LOCK, the URI of a RequirementsLock, which the launch has resolved.
+Without a lock, or with one for another Python, uv resolves them with the stack's index: as the user of the job, because
+the build of a package runs its code. This program runs before the job as root, without the job's secrets.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from trainyard.models.requirements import RequirementsLock  # noqa: E402
 from trainyard.node.bootstrap import BASE, BootstrapError, retry, s3_get  # noqa: E402
 from trainyard.node.environments.node import index_options, run_command  # noqa: E402
 from trainyard.node.environments.wheelhouse import download  # noqa: E402
+from trainyard.node.job_user import JobUser, find_job_user  # noqa: E402
 
 REQUIREMENTS = "requirements.txt"
 EXIT_FAILED = 78  # EX_CONFIG of sysexits.h: torchrun does not use it
@@ -82,20 +83,22 @@ def install_lock(python: Path, lock: RequirementsLock, uri: str) -> Path:
             file.unlink()
             raise BootstrapError(f"{wheel.file} has SHA-256 {digest}, but the lock has {wheel.sha256}")
         wheels.append(str(file))
-    return create_environment(python, lock.model_dump_json(), ["--no-index", "--no-deps", *wheels])
+    return create_environment(python, lock.model_dump_json(), ["--no-index", "--no-deps", *wheels], None)
 
 
 def install_requirements(python: Path, requirements: Path, index: str | None) -> Path:
     """Python of an environment that extends that of `python` by the requirements, resolved on this node."""
     if satisfies(python, requirements):
         return python
-    return create_environment(python, requirements.read_text(), [*index_options(index), "-r", str(requirements)])
+    options = [*index_options(index), "-r", str(requirements)]
+    return create_environment(python, requirements.read_text(), options, find_job_user())
 
 
-def create_environment(python: Path, content: str, options: Sequence[str]) -> Path:
+def create_environment(python: Path, content: str, options: Sequence[str], user: JobUser | None) -> Path:
     """Python of an environment that extends that of `python` by the packages of uv's `options`.
 
-    It is created once for this `content`, atomically. Raises BootstrapError with the last lines of uv's output.
+    It is created once for this `content`, atomically. `user`: who installs the packages; None: this user. Raises
+    BootstrapError with the last lines of uv's output.
     """
     packages = _packages(python)
     identity = hashlib.sha256(f"{packages.resolve()}\n{content}".encode()).hexdigest()[:16]
@@ -108,7 +111,9 @@ def create_environment(python: Path, content: str, options: Sequence[str]) -> Pa
             shutil.copytree(packages, _packages(created), symlinks=True, copy_function=_link, dirs_exist_ok=True)
             # uv replaces a package as new files, so it does not write to the linked files of another environment.
             install = ["--link-mode", "copy", "--compile-bytecode", *options]
-            run_command([*UV, "pip", "install", "--python", str(created), *install], INSTALL)
+            _give_folders(work, user)
+            run_command([*_as_user(user), *UV, "pip", "install", "--python", str(created), *install], INSTALL)
+            _take_files(work)
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -133,6 +138,28 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+def _as_user(user: JobUser | None) -> list[str]:
+    """Command that runs another as the user, who has no home directory."""
+    if user is None:
+        return []
+    ids = [f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--no-new-privs"]
+    return ["setpriv", *ids, "env", "HOME=/tmp", "UV_NO_CACHE=true"]
+
+
+def _give_folders(environment: Path, user: JobUser | None) -> None:
+    """Let the user change an environment, but not the files that other environments also have."""
+    if user is not None:
+        for folder in (environment, *(path for path in environment.rglob("*") if path.is_dir())):
+            os.lchown(folder, user.uid, user.gid)
+
+
+def _take_files(environment: Path) -> None:
+    """Make this user the owner of all files of an environment, so that a job cannot change them."""
+    for path in (environment, *environment.rglob("*")):
+        if path.lstat().st_uid != os.getuid():
+            os.lchown(path, os.getuid(), os.getgid())
+
+
 def find_error(output: str) -> tuple[str, str, bool]:
     """Error message of this program, or of the download of the model, in their output.
 
@@ -151,9 +178,10 @@ def find_error(output: str) -> tuple[str, str, bool]:
 
 
 def main() -> int:
-    """Replace this process by the job's command; EXIT_FAILED if its environment cannot be created."""
+    """Point the link to the job's environment; EXIT_FAILED if that cannot be created."""
     requirements, uri, index = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    python, arguments = Path(sys.argv[4]), sys.argv[5:]
+    python, link = Path(sys.argv[4]), Path(sys.argv[5])
+    os.chdir(requirements.parent)  # it may name files of the job's sources
     try:
         lock = read_lock(uri, python) if uri else None
         if lock is not None:
@@ -163,7 +191,9 @@ def main() -> int:
     except (BootstrapError, OSError, ValueError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"{_ERROR_PREFIX}: {error}\n")
         return EXIT_FAILED
-    return os.execv(python, [str(python), *arguments])  # noqa: S606 (it does not return)
+    link.unlink(missing_ok=True)
+    link.symlink_to(python.parents[1])
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Format of aws-ofi-nccl 1.5 and newer; up to 1.13 it is "Selected Provider", with
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 _SELECTED = re.compile(r"NET/OFI Selected provider is ([\w-]+)[^\n(]*(?:\(found (\d+) nics?\))?", re.IGNORECASE)
 _USING = re.compile(r"NCCL INFO Using network (\S[^\n]*?)\s*$", re.MULTILINE)
@@ -50,8 +49,3 @@ def slowest_network(logs: Iterable[str]) -> Network:
         key=lambda network: (network.uses_plugin, network.provider == "efa", network.devices or 0),
         default=Network(),
     )
-
-
-def read_logs(folder: Path) -> list[str]:
-    """NCCL logs of this node's processes."""
-    return [file.read_text(errors="replace") for file in sorted(folder.glob("nccl.*"))]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trainyard.node.health_check.stages import START
@@ -37,13 +37,3 @@ class ProcessReport:
 def report_file(folder: Path, local_rank: int) -> Path:
     """File of the report of one process of this node."""
     return folder / f"process-{local_rank}.json"
-
-
-def read_reports(folder: Path) -> list[ProcessReport]:
-    """Reports of all processes of this node that have started."""
-    known = {entry.name for entry in fields(ProcessReport)}
-    reports = []
-    for file in sorted(folder.glob("process-*.json")):
-        values = {name: value for name, value in json.loads(file.read_text()).items() if name in known}
-        reports.append(ProcessReport(**values | {"file": file}))
-    return reports

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Repair packages whose installation was interrupted, for example by a power loss: apt refuses all work before that.
 #   repair-packages.sh PACKAGE...
-# Prints `changed` if it repaired any. Then prints each installed package among PACKAGE... and chrony, and
+# Prints `changed` if it repaired any. Then prints each installed package among PACKAGE..., and
 # `not held: NAME` for each installed kernel package (linux-*, the running kernel's included) that is not held.
 set -eu
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive
@@ -44,6 +44,6 @@ if is_interrupted; then
   echo changed
 fi
 kernel=linux-image-$(uname -r)
-dpkg-query -W -f '${db:Status-Status} ${db:Status-Want} ${Package}\n' chrony "$kernel" "$@" 2>/dev/null |
+dpkg-query -W -f '${db:Status-Status} ${db:Status-Want} ${Package}\n' "$kernel" "$@" 2>/dev/null |
   sed -n -e 's/^installed install \(linux-.*\)/not held: \1/p' -e 's/^installed [^ ]* //p'
 exit 0

@@ -456,13 +456,6 @@ def test_action_with_unknown_resource_is_allowed_only_on_all(role: Role) -> None
     assert outcome(lambda: ec2.delete_subnet(SubnetId="subnet-1"))[0] == "InvalidSubnetID.NotFound"
 
 
-def test_session_policy_is_an_error(aws: EmulatedAws, client: Client, role: Role, name: str, bucket: str) -> None:
-    role(allow("s3:GetObject", "*"))
-    policy = json.dumps({"Version": "2012-10-17", "Statement": deny("*", "*")})
-    bounded = session(aws, client, name, Policy=policy)("s3")
-    assert outcome(lambda: bounded.get_object(Bucket=bucket, Key="first/x")) == UNKNOWN
-
-
 UNKNOWN_KEY_ERRORS: dict[str, tuple[Callable[[Any], Any], tuple[str, int]]] = {
     "s3": (lambda client: client.list_buckets(), ("InvalidAccessKeyId", 403)),
     "ec2": (lambda client: client.describe_vpcs(), ("AuthFailure", 401)),

@@ -18,6 +18,7 @@ from trainyard.node import identity
 from trainyard.node.agent import agent as agent_module
 from trainyard.node.agent import attempt as attempt_module
 from trainyard.node.agent import health_check as health_check_module
+from trainyard.node.agent import processes as processes_module
 from trainyard.node.agent import state as state_module
 from trainyard.node.agent.agent import Agent
 from trainyard.node.agent.attempt import AttemptTorchrun
@@ -65,8 +66,10 @@ class NodeWithAgent:
         self.layout = RunLayout(self.record.run)
         self.node = clusters.worker_identity(REGION, folder / "bundle")
         self.drain_cause: str | None = None
-        for module in (attempt_module, state_module):
+        for module in (attempt_module, processes_module, state_module):
             monkeypatch.setattr(module, "BASE", folder)
+        for module in (attempt_module, health_check_module):
+            monkeypatch.setattr(module, "find_job_user", lambda: None)  # the job runs as the user of the tests
         monkeypatch.setattr(attempt_module, "MEMORY", folder / "memory")
         monkeypatch.setattr(identity, "_CONFIGURED", folder / "configured")
         monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
@@ -124,7 +127,7 @@ class NodeWithAgent:
         archive = Archive(uri="s3://bucket/job.tar", sha256="0" * 64)
         job = self.record.job.model_copy(update={"source": archive, "command": ("train.py",), "train": None})
         manifest = self.agent.manifest
-        node_settings = manifest.node.model_copy(update={"package_index": str(index)})
+        node_settings = manifest.node.model_copy(update={"package_index": str(index), "venv": sys.prefix})
         self.agent.run = self.record.model_copy(update={"job": job})
         self.agent.manifest = manifest.model_copy(update={"node": node_settings})
 
@@ -136,8 +139,15 @@ class NodeWithAgent:
     def wait_for(self, state: str) -> None:
         eventually(lambda: state in self.reported(), f"the state {state!r}")
 
+    def work_folder(self) -> Path:
+        """Folder in which the job runs: the bundle, or a copy of the job's sources."""
+        if self.agent.run.job.source is None:
+            return self.folder / "bundle"
+        return self.folder / "runs" / self.record.run / "attempt-0001/work"
+
     def finish(self, code: int) -> None:
-        (self.folder / "bundle/done").write_text(str(code))
+        eventually(self.work_folder().exists, "the folder of the job")
+        (self.work_folder() / "done").write_text(str(code))
 
     def kill_agent(self) -> None:
         """Kill the agent without a last report, then start another, as systemd does."""

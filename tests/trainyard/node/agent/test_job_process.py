@@ -10,10 +10,15 @@ import pytest
 
 from tests.polling import eventually
 from trainyard.node.agent import job_process
-from trainyard.node.agent.job_process import EXIT_FILE, EXIT_NOT_STARTED, LOG, START_FILE, read_exit_code
+from trainyard.node.agent.job_process import EXIT_FILE, EXIT_NOT_STARTED, LOG, START_FILE
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 STOPPABLE = 'trap "exit 5" TERM; echo up; while :; do sleep 0.05; done'
+
+
+def read_exit_code(folder: Path) -> int | None:
+    file = folder / EXIT_FILE
+    return int(file.read_text()) if file.exists() else None
 
 
 @pytest.fixture
@@ -22,7 +27,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def run(script: str, program: str = "/bin/sh", **variables: str) -> "subprocess.Popen[bytes]":
-        job_process.write_start_file(tmp_path, [program, "-c", script], tmp_path, variables)
+        content = job_process.start_content([program, "-c", script], tmp_path, variables)
+        (tmp_path / START_FILE).write_bytes(content)
         started.append(subprocess.Popen([sys.executable, "-I", job_process.__file__, str(tmp_path)]))
         return started[-1]
 
@@ -64,9 +70,7 @@ def test_command_has_its_variables_and_output_in_the_log(start: Start, tmp_path:
     assert (tmp_path / LOG).read_text() == f"secret\n{tmp_path}\n"
 
 
-def test_start_file_is_private_and_deleted_before_the_command_runs(start: Start, tmp_path: Path) -> None:
-    job_process.write_start_file(tmp_path, ["/bin/true"], tmp_path, {})
-    assert (tmp_path / START_FILE).stat().st_mode & 0o777 == 0o600
+def test_start_file_is_deleted_before_the_command_runs(start: Start, tmp_path: Path) -> None:
     start("ls").wait(30)
     assert START_FILE not in (tmp_path / LOG).read_text()
 

@@ -35,7 +35,7 @@ def rank_stderr(folder: Path, local: int, text: str) -> None:
 def test_failure_has_rank_and_traceback(tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: no good"]
     rank_stderr(tmp_path, 1, "".join(f"[rank3]: {line}\n" for line in lines))
-    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0, 8)
     assert (failure.rank, failure.local_rank, failure.exitcode, failure.message) == (3, 1, 1, "ValueError: no good")
     assert "Traceback" in failure.traceback
     assert failure.time > 1_700_000_000
@@ -43,7 +43,7 @@ def test_failure_has_rank_and_traceback(tmp_path: Path) -> None:
 
 def test_signal_is_the_message(tmp_path: Path) -> None:
     report = REPORT.replace("exitcode  : 1", "exitcode  : -9")
-    (failure,) = parse_failures(report, tmp_path, 0.0)
+    (failure,) = parse_failures(report, tmp_path, 0.0, 8)
     assert failure.message == "ended by signal 9"
 
 
@@ -51,7 +51,7 @@ def test_exception_before_an_abort_is_the_message(tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: no good"]
     rank_stderr(tmp_path, 1, "\n".join([*lines, "terminate called without an active exception"]))
     report = REPORT.replace("exitcode  : 1", "exitcode  : -6")
-    (failure,) = parse_failures(report, tmp_path, 0.0)
+    (failure,) = parse_failures(report, tmp_path, 0.0, 8)
     assert failure.message == "ValueError: no good"
 
 
@@ -66,7 +66,7 @@ def test_first_line_of_an_exception_with_several_lines_is_the_message(tmp_path: 
         "NET/OFI Request completed with error",
     ]
     rank_stderr(tmp_path, 1, "\n".join(lines))
-    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0, 8)
     assert failure.message == lines[2]
     assert failure.traceback.endswith("NET/OFI Request completed with error")
 
@@ -76,7 +76,7 @@ def test_lines_of_libraries_after_the_traceback_are_not_part_of_it(tmp_path: Pat
     noise = ["[W1121 18:30:12.000 ProcessGroupGloo.cpp:1] Warning: destroy_process_group() was not called"]
     ignored = ["Exception ignored in: <function Loader.__del__>", lines[0], lines[1], "OSError: closed"]
     rank_stderr(tmp_path, 1, "\n".join(["step 1", *lines, *noise * 200, *ignored]))
-    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0, 8)
     assert (failure.message, failure.traceback) == ("KeyError: 'label'", "\n".join(lines))
 
 
@@ -85,7 +85,7 @@ def test_causes_of_an_exception_are_part_of_its_traceback(tmp_path: Path) -> Non
     chained = ["", "The above exception was the direct cause of the following exception:", ""]
     second = ["Traceback (most recent call last):", '  File "train.py", line 3', "RuntimeError: no data"]
     rank_stderr(tmp_path, 1, "\n".join(["step 1", *first, *chained, *second]))
-    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0, 8)
     assert failure.message == "RuntimeError: no data"
     assert failure.traceback == "\n".join([*first, *chained, *second])
 
@@ -96,13 +96,13 @@ def test_time_is_that_of_the_last_line_within_the_reported_second(tmp_path: Path
     written = datetime(2026, 11, 21, 18, 30, 10).timestamp() + 0.25
     (file,) = tmp_path.glob("*/*/1/stderr.log")
     os.utime(file, (written, written))
-    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0, 8)
     assert failure.time == written
 
 
 def test_last_line_without_traceback_is_the_message(tmp_path: Path) -> None:
     rank_stderr(tmp_path, 1, "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n")
-    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0, 8)
     assert failure.message == "train.py: error: unrecognized arguments: --x"
 
 
@@ -114,9 +114,9 @@ def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
         "SyntaxError: '(' was never closed",
     ]
     rank_stderr(tmp_path, 1, "".join(f"[rank3]: {line}\n" for line in lines))
-    (failure,) = parse_failures(REPORT, tmp_path, 0.0)
+    (failure,) = parse_failures(REPORT, tmp_path, 0.0, 8)
     assert failure.message == "SyntaxError: '(' was never closed (train.py, line 3)"
 
 
 def test_output_without_report_has_no_failures(tmp_path: Path) -> None:
-    assert parse_failures("the rendezvous store is unavailable", tmp_path, 0.0) == ()
+    assert parse_failures("the rendezvous store is unavailable", tmp_path, 0.0, 8) == ()

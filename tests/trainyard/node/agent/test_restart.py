@@ -39,7 +39,7 @@ def test_attempt_that_ended_without_an_agent_is_reported(node: NodeWithAgent, co
     attempt = node.folder / "runs" / node.record.run / "attempt-0001"
     node.stop_agent()
     node.finish(code)
-    eventually((attempt / EXIT_FILE).exists, "the end of the attempt")
+    eventually((attempt / "process" / EXIT_FILE).exists, "the end of the attempt")
     node.start_agent()
     node.wait_for(f"{state} 1")
 
@@ -61,7 +61,7 @@ def test_unit_of_an_earlier_run_is_stopped(node: NodeWithAgent, tmp_path: Path) 
     folder = tmp_path / "earlier"
     folder.mkdir()
     earlier = JobUnit("earlier", 1, folder)
-    earlier.start(["/bin/sleep", "600"], folder, {}, in_container=False)
+    earlier.start(["/bin/sleep", "600"], folder, {})
     node.start_agent()
     eventually(lambda: earlier.exit_code() is not None, "the end of the unit")
 
@@ -84,7 +84,7 @@ def test_ranks_that_a_killed_agent_has_killed_have_no_failure_of_their_own(node:
     node.wait_for("workers_up 1")
     node.agent._state_file.update(killed_ranks=(0,))
     report = "time : now\nrank : {0} (local_rank: {0})\nexitcode : -9\n"
-    log = node.folder / "runs" / node.record.run / "attempt-0001/torchrun.log"
+    log = node.folder / "runs" / node.record.run / "attempt-0001/process/torchrun.log"
     node.kill_agent()
     with log.open("a") as file:
         file.write(report.format(0) + report.format(1))

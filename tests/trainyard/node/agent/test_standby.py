@@ -122,7 +122,7 @@ def test_next_attempt_starts_in_the_standby(node: StandbyNode) -> None:
 def test_standby_gets_the_secrets_only_when_the_attempt_starts(node: StandbyNode) -> None:
     node.request(attempt=1)
     standby = node.standby()
-    file = node.attempt_folder(2) / STANDBY_FILE
+    file = node.attempt_folder(2) / "process" / STANDBY_FILE
     assert "TOKEN" not in standby.environ()
     assert ("the-value" not in file.read_text(), file.stat().st_mode & 0o777) == (True, 0o600)
     node.fail(1)
@@ -182,7 +182,7 @@ def test_attempt_that_a_killed_agent_has_not_handed_over_is_reported(node: Stand
 def test_failed_rank_is_reported_before_the_attempt_has_ended(node: StandbyNode) -> None:
     node.request(attempt=1)
     job = psutil.Process(node.started(1)["pid"])
-    (node.attempt_folder(1) / LOG).write_text("Sending process 2 closing signal SIGTERM\n")
+    (node.attempt_folder(1) / "process" / LOG).write_text("Sending process 2 closing signal SIGTERM\n")
     node.wait_for("rank_failed 1")
     assert job.is_running()
 

@@ -46,7 +46,7 @@ class Node:
         subprocess.run([*UV, "pip", "install", *options, "node_package==2.0"], check=True)
 
     def run(self, code: str, index: str | None = None) -> "subprocess.CompletedProcess[str]":
-        """Run a Python program in place of torchrun, as the agent starts it."""
+        """Install the requirements, and run a Python program in place of torchrun, as the agent does."""
         program = [
             sys.executable,
             str(ROOT / "trainyard/node/environments/source.py"),
@@ -54,14 +54,17 @@ class Node:
             "",
             index or str(self.index),
         ]
-        return subprocess.run(
-            [*program, str(self.python), "-c", code],
-            cwd=self.sources,
+        link = self.folder / "venv"
+        installed = subprocess.run(
+            [*program, str(self.python), str(link)],
             env=os.environ | {"TRAINYARD_ROOT": str(self.folder)} | self.variables,
             capture_output=True,
             text=True,
             timeout=60,
         )
+        if installed.returncode:
+            return installed
+        return subprocess.run([link / "bin/python", "-c", code], cwd=self.sources, capture_output=True, text=True)
 
     def created_environments(self) -> list[Path]:
         return sorted((self.folder / "opt/trainyard/job").glob("*"))
@@ -98,7 +101,8 @@ def test_satisfied_requirements_create_no_environment_and_need_no_index(node: No
     node.requirements.write_text("node_package==2.0  # comment\n")
     node.index.rename(node.folder / "moved")
     result = node.run("import sys; print(sys.executable)")
-    assert (result.stdout.strip(), node.created_environments()) == (str(node.python), [])
+    assert (result.stdout.strip(), node.created_environments()) == (str(node.folder / "venv/bin/python"), [])
+    assert (node.folder / "venv").readlink() == node.folder / "job-venv"
 
 
 def test_another_version_does_not_change_the_environment_of_the_node(node: Node) -> None:

@@ -33,6 +33,7 @@ def command_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     for module in (processes, health_check_module):
         monkeypatch.setattr(module, "BASE", tmp_path)
+    monkeypatch.setattr(health_check_module, "find_job_user", lambda: None)
     return file
 
 
@@ -62,7 +63,9 @@ def test_health_check_uses_python_and_plugin_of_the_image(
 ) -> None:
     eventually(lambda: len(read_commands(command_file)) == 1, "the container's start")
     (started,) = read_commands(command_file)
-    assert started.startswith(f"run-in-container {IMAGE} python -m torch.distributed.run ")
+    *options, image = started.partition(" python -m torch.distributed.run ")[0].split()[1:]
+    folder = health_check.reports.parent
+    assert (options, image) == ([f"--writable={folder}/logs", f"--writable={folder}/reports"], IMAGE)
     assert " -m trainyard.node.health_check " in started
     assert not started.endswith(" ofi")
 

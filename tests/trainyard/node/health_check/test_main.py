@@ -9,7 +9,8 @@ from pathlib import Path
 from torch._C._distributed_c10d import TCPStore
 
 from tests.polling import eventually
-from trainyard.node.health_check.process_report import ProcessReport, read_reports
+from trainyard.node.agent.health_check_files import read_reports
+from trainyard.node.health_check.process_report import ProcessReport
 from trainyard.node.health_check.stages import DONE, PEERS, STORE
 
 ROOT = Path(__file__).parents[4]
