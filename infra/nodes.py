@@ -92,7 +92,7 @@ def _create_head(inputs: Inputs, storage: Storage, network: Network, identity: I
             image=inputs.head_image,
             root_volume_gib=inputs.settings.root_volume_gib,
             subnet_id=network.subnet_id,
-            security_group_ids=network.security.node_groups,
+            security_group_ids=network.security.head_groups,
             instance_profile=identity.head_profile,
             key_arn=storage.key.arn,
             user_data=_user_data(inputs, storage, "head"),

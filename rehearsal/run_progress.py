@@ -12,7 +12,7 @@ from trainyard.models.metrics import MetricLine
 from trainyard.models.report import NotRehearsed
 from trainyard.models.run import Outcome
 from trainyard.models.step_progress import format_progress
-from trainyard.models.streams import Cursor, node_events
+from trainyard.models.streams import Cursor, new_metrics, node_events
 
 POLL_SECONDS = 1.0
 TERMINATION_TIMEOUT_SECONDS = 120.0
@@ -45,8 +45,8 @@ def follow_run(
     while True:
         for text in attempts.new_lines():
             log(text)
-        for _, line in cursor.lines():
-            metrics.append(MetricLine.model_validate_json(line))
+        for metric in new_metrics(cursor):
+            metrics.append(metric)
             show(progress := format_progress(metrics, steps or 0))
             if metrics[-1].step == 1 or metrics[-1].step % LOGGED_STEPS == 0:
                 log(progress)

@@ -10,7 +10,7 @@ from trainyard.models.decision import AttemptDecision
 from trainyard.models.events import NodeEvent
 from trainyard.models.layout import RunLayout
 from trainyard.models.metrics import MetricLine
-from trainyard.models.streams import Cursor, node_events
+from trainyard.models.streams import Cursor, new_metrics, node_events
 
 
 class RunRecords(StrictModel):
@@ -31,7 +31,7 @@ class RunRecords(StrictModel):
 def read_run_records(data: Bucket, run: str, instances: Iterable[InstanceRecord]) -> RunRecords:
     """Read the records of a run. `instances`: those that the stack has launched."""
     layout = RunLayout(run)
-    lines = [MetricLine.model_validate_json(line) for _, line in Cursor(data, layout.metrics).lines()]
+    lines = new_metrics(Cursor(data, layout.metrics))
     decisions = [AttemptDecision.model_validate_json(data.read(key)) for key in sorted(data.keys(layout.decisions))]
     return RunRecords(
         lines=tuple(sorted(lines, key=lambda line: (line.attempt, line.step))),

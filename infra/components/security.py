@@ -7,6 +7,7 @@ import pulumi_aws as aws
 
 from infra.components.children import child_options
 from infra.scope import Scope
+from trainyard.models.connection import AGENT_PORT
 
 ALL_PROTOCOLS = "-1"
 HTTPS_PORT = 443
@@ -26,8 +27,11 @@ class SecurityArgs:
 
 
 class Security(pulumi.ComponentResource):
-    """Security groups: `node_groups` for every interface of head and workers, `efa_groups` also for workers."""
+    """Security groups: `head_groups` for the head, `node_groups` for every interface of workers, `efa_groups` also for
+    workers.
+    """
 
+    head_groups: list[pulumi.Output[str]]
     node_groups: list[pulumi.Output[str]]
     efa_groups: list[pulumi.Output[str]]
     fsx_groups: list[pulumi.Output[str]]
@@ -37,17 +41,20 @@ class Security(pulumi.ComponentResource):
         super().__init__("trainyard:infra:Security", name, None, opts)
         self._name_prefix, self._args = name, args
 
-        nodes = self._group("nodes", "Head and workers: all traffic within the group, and to the internet")
+        nodes = self._group("nodes", "Workers: all traffic within the group, and to the internet")
         self._allow("nodes-from-nodes", aws.vpc.SecurityGroupIngressRule, nodes, nodes)
-        aws.vpc.SecurityGroupEgressRule(
-            f"{name}-nodes-to-internet",
-            security_group_id=nodes.id,
-            ip_protocol=ALL_PROTOCOLS,
-            cidr_ipv4="0.0.0.0/0",
-            tags=args.scope.tags("nodes-to-internet"),
-            opts=child_options(self, "nodes-to-internet"),
-        )
-        self.node_groups = [nodes.id]
+        head = self._group("head", "Head: connections of agents, and all traffic to the internet")
+        self._allow("head-from-nodes", aws.vpc.SecurityGroupIngressRule, head, nodes, AGENT_PORT, AGENT_PORT)
+        for role, group in (("nodes", nodes), ("head", head)):
+            aws.vpc.SecurityGroupEgressRule(
+                f"{name}-{role}-to-internet",
+                security_group_id=group.id,
+                ip_protocol=ALL_PROTOCOLS,
+                cidr_ipv4="0.0.0.0/0",
+                tags=args.scope.tags(f"{role}-to-internet"),
+                opts=child_options(self, f"{role}-to-internet"),
+            )
+        self.node_groups, self.head_groups = [nodes.id], [head.id]
         self.efa_groups, self.fsx_groups, self.endpoint_groups = [], [], []
 
         if args.efa:
@@ -68,9 +75,9 @@ class Security(pulumi.ComponentResource):
 
         if args.endpoints:
             endpoints = self._group("endpoints", "Interface endpoints: HTTPS from nodes")
-            self._allow(
-                "endpoints-from-nodes", aws.vpc.SecurityGroupIngressRule, endpoints, nodes, HTTPS_PORT, HTTPS_PORT
-            )
+            for role, group in (("nodes", nodes), ("head", head)):
+                rule = aws.vpc.SecurityGroupIngressRule
+                self._allow(f"endpoints-from-{role}", rule, endpoints, group, HTTPS_PORT, HTTPS_PORT)
             self.endpoint_groups = [endpoints.id]
 
         self.register_outputs({"node_groups": self.node_groups, "efa_groups": self.efa_groups})

@@ -8,7 +8,8 @@ from itertools import combinations
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import RESERVATION, VPC, reservation_properties
 from rehearsal.adapter.static_ec2 import SUBNET as SUBNET_ID
-from tests.infra.conftest import ECR_IMAGE, GROUP, with_container
+from tests.infra.conftest import ECR_IMAGE, GROUP, head_template_of, with_container
+from trainyard.models.connection import AGENT_PORT
 
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
@@ -100,6 +101,23 @@ def test_nodes_reach_each_other_and_the_internet(shipped: Deployment) -> None:
     assert (out["securityGroupId"], out["cidrIpv4"], out["ipProtocol"]) == (nodes, "0.0.0.0/0", "-1")
 
 
+def group_id(run: Deployment, name: str) -> str:
+    """Id of a security group of the stack."""
+    return run.resource("aws:ec2/securityGroup:SecurityGroup", f"security-{name}").id
+
+
+def test_workers_reach_a_single_port_of_the_head(shipped: Deployment) -> None:
+    groups = {name: group_id(shipped, name) for name in ("head", "nodes")}
+    rules = [each.inputs for each in shipped.resources_of_type(INGRESS)]
+    (rule,) = [each for each in rules if each["securityGroupId"] == groups["head"]]
+    assert rule["referencedSecurityGroupId"] == groups["nodes"]
+    assert (rule["ipProtocol"], rule["fromPort"], rule["toPort"]) == ("tcp", AGENT_PORT, AGENT_PORT)
+    from_head = [each for each in rules if each["referencedSecurityGroupId"] == groups["head"]]
+    assert not any(each["securityGroupId"] == groups["nodes"] for each in from_head)
+    (interface,) = head_template_of(shipped).inputs["networkInterfaces"]
+    assert interface["securityGroups"] == [groups["head"]]
+
+
 def test_efa_group_allows_itself_in_both_directions(gpu: Deployment) -> None:
     efa = gpu.resource("aws:ec2/securityGroup:SecurityGroup", "security-efa").id
     for rule in (gpu.resource(INGRESS, "security-efa-from-efa"), gpu.resource(EGRESS, "security-efa-to-efa")):
@@ -129,6 +147,7 @@ def test_lustre_ports_are_open_between_nodes_and_file_system_only(gpu: Deploymen
 def test_no_groups_without_efa_and_fsx(local: Deployment) -> None:
     assert [group.name for group in local.resources_of_type("aws:ec2/securityGroup:SecurityGroup")] == [
         "security-nodes",
+        "security-head",
         "security-endpoints",
     ]
 
@@ -143,9 +162,11 @@ def test_session_manager_endpoints_allow_https_from_nodes_only(shipped: Deployme
     for each in interfaces:
         assert each["securityGroupIds"] == [group]
         assert each["privateDnsEnabled"] is True
-    (rule,) = [each.inputs for each in shipped.resources_of_type(INGRESS) if each.inputs["securityGroupId"] == group]
-    nodes = shipped.resource("aws:ec2/securityGroup:SecurityGroup", "security-nodes").id
-    assert (rule["referencedSecurityGroupId"], rule["fromPort"], rule["toPort"]) == (nodes, 443, 443)
+    rules = [each.inputs for each in shipped.resources_of_type(INGRESS) if each.inputs["securityGroupId"] == group]
+    sources = {group_id(shipped, "nodes"), group_id(shipped, "head")}
+    assert {(each["referencedSecurityGroupId"], each["fromPort"], each["toPort"]) for each in rules} == {
+        (source, 443, 443) for source in sources
+    }
 
 
 def test_flow_logs_are_encrypted_and_written_by_a_limited_role(shipped: Deployment) -> None:

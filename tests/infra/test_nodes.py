@@ -75,7 +75,7 @@ def test_interfaces_have_security_groups_and_no_public_ip(shipped: Deployment) -
     assert "vpcSecurityGroupIds" not in template
     (interface,) = head_of(shipped)["networkInterfaces"]
     assert interface["associatePublicIpAddress"] == "false"
-    assert interface["securityGroups"] == [shipped.resource(SECURITY_GROUP, "security-nodes").id]
+    assert interface["securityGroups"] == [shipped.resource(SECURITY_GROUP, "security-head").id]
 
 
 def test_metadata_service_requires_imdsv2_with_one_hop(shipped: Deployment) -> None:

@@ -72,12 +72,11 @@ def shared(tree: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def start_account(tree: Path) -> Iterator[dict[str, str]]:
-    """Run `python -m rehearsal aws --json`. Yields the environment variables that it prints."""
+def start_account(tree: Path, *options: str) -> Iterator[dict[str, str]]:
+    """Run `python -m rehearsal aws --json` with more options. Yields the environment variables that it prints."""
     with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal", "aws", "--json"], cwd=tree, stdout=out, env=clean_environment()
-        )
+        command = [sys.executable, "-m", "rehearsal", "aws", "--json", *options]
+        process = subprocess.Popen(command, cwd=tree, stdout=out, env=clean_environment())
 
         def stdout() -> str:
             return os.pread(out.fileno(), 2**16, 0).decode()  # a seek would also move the offset of the writer
@@ -177,12 +176,17 @@ def write_stack(tree: Path, stack: str, **changes: Any) -> Path:
 @pytest.fixture(scope="session")
 def s3(shared: dict[str, str]) -> Any:
     """An S3 client of the shared account."""
+    return s3_client(shared)
+
+
+def s3_client(environment: Mapping[str, str]) -> Any:
+    """Return an S3 client of an account. `environment`: as `start_account` yields it."""
     return boto3.client(
         "s3",
-        endpoint_url=shared["AWS_ENDPOINT_URL"],
-        region_name=shared["AWS_REGION"],
-        aws_access_key_id=shared["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=shared["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=environment["AWS_ENDPOINT_URL"],
+        region_name=environment["AWS_REGION"],
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
     )
 
 

@@ -10,6 +10,8 @@ from trainyard.models.node_health import NodeHealth
 from trainyard.models.rank_progress import RankProgress
 from trainyard.models.run import Control
 
+AGENT_PORT = 7443  # TCP port of the controller on the head; its security group allows no other
+
 
 class ControllerEndpoint(StrictModel):
     """`head/controller.json` in the staging bucket: written by each start of the controller.

@@ -145,14 +145,18 @@ class Cluster:
         return None if content is None else RunRecord.model_validate_json(content)
 
     def newest_run(self) -> RunRecord | None:
-        """Return the newest run in the data bucket, also after `pulumi destroy`."""
-        newest = max(self.data.folders("runs/"), default=None)  # run ids sort by time
-        return None if newest is None else RunRecord.model_validate_json(self.data.read(RunLayout(newest).record))
+        """Return the newest run in the data bucket, also after `pulumi destroy`.
+
+        Only a launch writes a run's record: nodes may have written other objects below any id.
+        """
+        ids = sorted(self.data.folders("runs/"), reverse=True)  # run ids sort by time
+        return next((record for each in ids if (record := self.record(each)) is not None), None)
 
     def record(self, run: str) -> RunRecord | None:
         """Return the record of a run; None when no run has this id."""
         content = self.data.find(RunLayout(run).record)
-        return None if content is None else RunRecord.model_validate_json(content)
+        record = None if content is None else RunRecord.model_validate_json(content)
+        return record if record is not None and record.run == run else None
 
     def outcome(self, run: str) -> Outcome | None:
         """Return the outcome of a run; None while it is active."""

@@ -12,7 +12,7 @@ from trainyard.models.layout import REPLACED_NODES, RunLayout
 from trainyard.models.metrics import MetricLine
 from trainyard.models.replaced_nodes import ReplacedNodes
 from trainyard.models.run import Outcome
-from trainyard.models.streams import Cursor
+from trainyard.models.streams import Cursor, new_metrics
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import read_run_record
 from trainyard.quantity import quantity
@@ -42,7 +42,7 @@ def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
     return RunExplanation(
         run=record.run,
         starts=tuple(starts),
-        first_steps=_find_first_steps(line for _, line in Cursor(data, layout.metrics).lines()),
+        first_steps=_find_first_steps(new_metrics(Cursor(data, layout.metrics))),
         decisions=tuple(decisions),
         health_checks=tuple(results),
         outcome=cluster.outcome(record.run),
@@ -50,11 +50,10 @@ def explain_run(cluster: Cluster, run: str | None) -> RunExplanation:
     )
 
 
-def _find_first_steps(lines: Iterable[str | bytes]) -> dict[int, int]:
+def _find_first_steps(lines: Iterable[MetricLine]) -> dict[int, int]:
     """Return attempt -> first step, from all metric lines of a run."""
     first: dict[int, int] = {}
-    for line in lines:
-        metric = MetricLine.model_validate_json(line)
+    for metric in lines:
         first[metric.attempt] = min(metric.step, first.get(metric.attempt, metric.step))
     return first
 

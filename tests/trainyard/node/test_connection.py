@@ -43,7 +43,7 @@ def cluster(account: EmulatedAws) -> Cluster:
 
 @pytest.fixture
 def server(cluster: Cluster) -> Iterator[AgentServer]:
-    server = AgentServer(HEAD)
+    server = AgentServer(HEAD, port=0)
     server.start(cluster.staging)
     yield server
     server.close()
@@ -90,6 +90,21 @@ def test_event_arrives_at_once_and_wakes_the_controller(server: AgentServer, con
     assert time.monotonic() < started_at + 5
 
 
+def test_a_connection_reports_for_one_node_only(server: AgentServer, connection: HeadConnection) -> None:
+    eventually(lambda: bool(server.connected_nodes()), "the connection")
+    other = agent_event("drained", 1).model_copy(update={"instance": "i-2"})
+    connection.send(other, repeat=False)
+    connection.send(agent_event("ready", 2))  # repeated on the next connection
+    received: list[str] = []
+
+    def has_arrived() -> bool:
+        received.extend(event.instance for event in server.take_events())
+        return bool(received)
+
+    eventually(has_arrived, "the event on the next connection")
+    assert set(received) == {"i-1"}
+
+
 def test_events_are_sent_again_to_a_new_controller(
     server: AgentServer, connection: HeadConnection, cluster: Cluster
 ) -> None:
@@ -98,7 +113,7 @@ def test_events_are_sent_again_to_a_new_controller(
     server.close()
     connection.send(agent_event("workers_up", 2))
     eventually(lambda: connection.control(RUN) is None, "the end of the connection")
-    successor = AgentServer(HEAD)
+    successor = AgentServer(HEAD, port=0)
     successor.start(cluster.staging)
     received: set[int] = set()
 
@@ -112,7 +127,7 @@ def test_events_are_sent_again_to_a_new_controller(
 
 def test_server_knows_whether_a_later_one_replaces_it(server: AgentServer, cluster: Cluster) -> None:
     assert server.is_published(cluster.staging)
-    successor = AgentServer(HEAD)
+    successor = AgentServer(HEAD, port=0)
     successor.start(cluster.staging)
     assert (server.is_published(cluster.staging), successor.is_published(cluster.staging)) == (False, True)
     successor.close()
@@ -136,7 +151,7 @@ def test_client_without_the_token_is_refused(server: AgentServer, cluster: Clust
 
 def test_server_with_another_certificate_is_refused(server: AgentServer, cluster: Cluster) -> None:
     endpoint = ControllerEndpoint.model_validate_json(cluster.staging.read(CONTROLLER_ENDPOINT))
-    other = AgentServer(HEAD)
+    other = AgentServer(HEAD, port=0)
     context = ssl.create_default_context(cadata=other._certificate)
     with pytest.raises(ssl.SSLCertVerificationError):
         connect(f"wss://{endpoint.address}:{endpoint.port}", ssl=context, proxy=None)

@@ -287,6 +287,22 @@ def test_status_of_an_earlier_run_has_no_groups(cluster: clusters.Cluster, recor
     assert status.elapsed_seconds == pytest.approx(90)
 
 
+def test_objects_of_nodes_do_not_become_the_newest_run(cluster: clusters.Cluster, record: RunRecord) -> None:
+    for key in ("events/i-1/0001/agent-00000000.jsonl", "metrics.json", "logs/x"):
+        cluster.data.write(f"runs/99999999-999999-hostile-0000/{key}", b"{}")
+    cluster.data.write(RunLayout("99999999-999999-copied-0000").record, record.model_dump_json().encode())
+    newest = connect(cluster).newest_run()
+    assert newest is not None
+    assert newest.run == record.run
+
+
+def test_status_ignores_invalid_metrics_and_events(cluster: clusters.Cluster, record: RunRecord) -> None:
+    layout = RunLayout(record.run)
+    cluster.data.write(f"{layout.metrics}i-1/0001/0001-metrics-00000000.jsonl", b'{"step": -1}\n')
+    cluster.data.write(f"{layout.events}i-1/0001/agent-00000000.jsonl", b"[]\n")
+    assert read_status(connect(cluster), record.run).metric is None
+
+
 def test_stop_tags_old_objects(cluster: clusters.Cluster, record: RunRecord) -> None:
     clusters.add_archive_rule(cluster.data.name, days=90)
     cluster.data.write(f"{RunLayout(record.run).checkpoints}step-00000030/.metadata", b"x")

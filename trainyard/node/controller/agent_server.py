@@ -15,13 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from pydantic import ValidationError
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from trainyard.aws.s3 import Bucket
-from trainyard.models.connection import AGENT_MESSAGE, ControllerEndpoint, ControlMessage, Heartbeat
+from trainyard.models.connection import AGENT_MESSAGE, AGENT_PORT, ControllerEndpoint, ControlMessage, Heartbeat
 from trainyard.models.events import NodeEvent
 from trainyard.models.layout import CONTROLLER_ENDPOINT
 from trainyard.models.run import Control
@@ -44,10 +43,13 @@ class ReceivedHeartbeat:
 
 
 class AgentServer:
-    """Serves the connections of all agents in a separate thread. All methods may be called from other threads."""
+    """Serves the connections of all agents in a separate thread. All methods may be called from other threads.
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    `port`: TCP port on the address of the node; 0: a free port.
+    """
+
+    def __init__(self, node: Node, port: int = AGENT_PORT) -> None:
+        self._node, self._port = node, port
         self._token = secrets.token_urlsafe(32)
         self._certificate, self._key = create_certificate(node.address)
         self._lock = threading.Lock()
@@ -59,7 +61,6 @@ class AgentServer:
         self._loop = asyncio.new_event_loop()
         self._started, self._stopping = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="agent server", daemon=True)
-        self._port = 0
 
     def start(self, staging: Bucket) -> None:
         """Start the server, and publish where it is. Raises TimeoutError if it does not start."""
@@ -125,7 +126,7 @@ class AgentServer:
         async with serve(
             self._handle,
             self._node.address,
-            0,
+            self._port,
             ssl=server_context(self._certificate, self._key),
             max_size=MAXIMUM_MESSAGE_BYTES,
             process_request=self._authenticate,
@@ -152,8 +153,10 @@ class AgentServer:
                 if not instance:
                     instance = message.instance
                     await self._add(instance, connection)
+                if message.instance != instance:
+                    raise ValueError(f"a message names the node {message.instance}")
                 self._receive(message)
-        except (ConnectionClosed, ValidationError) as error:
+        except (ConnectionClosed, ValueError) as error:  # ValidationError is a ValueError
             LOG.info("the connection with %s ended: %s", instance or connection.remote_address, error)
         finally:
             with self._lock:

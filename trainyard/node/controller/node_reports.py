@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
+from pydantic import ValidationError
 
 from trainyard.aws.s3 import Bucket
 from trainyard.clock import Clock
@@ -62,7 +63,7 @@ class NodeReports:
             try:
                 yield from filter(self._is_new, node_events(self._cursor, node))
                 self._read_heartbeat(node)
-            except (BotoCoreError, ClientError) as error:  # the nodes with a connection do not wait for S3
+            except (BotoCoreError, ClientError, ValidationError) as error:  # the other nodes do not wait
                 LOG.warning("the reports of %s cannot be read from S3: %s", node, error)
 
     def heartbeats(self) -> dict[str, ReceivedHeartbeat]:
@@ -102,6 +103,8 @@ class NodeReports:
         if content is None:
             return
         heartbeat = Heartbeat.model_validate_json(content)
+        if heartbeat.instance != node:
+            return
         known = self._stored.get(node)
         if known is None or known.heartbeat != heartbeat:
             self._stored[node] = ReceivedHeartbeat(heartbeat, self._clock.monotonic())
