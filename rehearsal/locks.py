@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rehearsal.private_files import make_private_folder
 from trainyard.errors import InputError, Problem
 from trainyard.models.kept_rehearsal import find_kept_rehearsal
 
@@ -18,12 +19,12 @@ _NETWORK = "127.77"
 
 @contextmanager
 def stack_lock(folder: Path, stack: str) -> Iterator[str]:
-    """Hold the lock file of a stack, `folder`/lock.
+    """Hold the lock file of a stack, `folder`/lock. The folder becomes private: its files contain keys.
 
     Yields the process id of the previous holder if it was killed before it could release the lock, else an empty
     string. Raises InputError with the process id of the holder when another rehearsal holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     with (folder / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

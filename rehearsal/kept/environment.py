@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from rehearsal.private_files import write_private_file
 from trainyard.models.kept_rehearsal import DESCRIPTION, ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ def write_environment(folder: Path, stack: str, variables: Mapping[str, str]) ->
         f'[ -z "${{PS1-}}" ] || PS1={prompt}"$PS1"',
     ]
     file = folder / ENVIRONMENT
-    file.write_text("\n".join(lines) + "\n")
+    write_private_file(file, "\n".join(lines) + "\n")
     return file
 
 

@@ -33,8 +33,8 @@ class KeptRehearsal(StrictModel):
 
 
 def find_kept_rehearsal(folder: Path) -> KeptRehearsal | None:
-    """Return the rehearsal that is kept in a folder; None if there is none."""
+    """Return the rehearsal that is kept in a folder; None if there is none, or only that of another user."""
     try:
         return KeptRehearsal.model_validate_json((folder / DESCRIPTION).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return None
