@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
 
-import boto3
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
@@ -24,7 +23,7 @@ from benchmarks.options import AsJson, Sizes
 from benchmarks.preview import ROOT, config_of
 from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.mocks import up
-from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
+from rehearsal.aws.process import EmulatedAws
 from rehearsal.workspace import aws_environment
 from trainyard.aws import clients
 from trainyard.models.dataset import INDEX
@@ -40,7 +39,6 @@ from trainyard.operations.launch import Launch
 SIZES = (2, 64, 512)
 STACK = "local"
 POLLS = 30
-NODES_KEY = "AKIABENCHMARKNODES00"
 
 
 class NullDisplay:
@@ -58,13 +56,8 @@ class SimulatedNodes:
 
     def __init__(self, aws: EmulatedAws, cluster: Cluster) -> None:
         assert cluster.staging is not None
-        self._s3 = boto3.client(
-            "s3",
-            endpoint_url=aws.endpoint,
-            region_name=aws.region,
-            aws_access_key_id=NODES_KEY,
-            aws_secret_access_key="rehearsal",  # noqa: S106 (the emulated account knows no secrets)
-        )
+        # Not the operator's key: only calls with that key are counted.
+        self._s3 = aws.session("adapter").client("s3", endpoint_url=aws.endpoint)
         self._cluster, self._manifest = cluster, cluster.manifest
         self._staging, self._data = cluster.staging.name, cluster.data.name
         self._written: Counter[str] = Counter()
@@ -171,7 +164,7 @@ def launch_calls(aws: EmulatedAws, nodes: int, polls: int) -> Counter[str]:
     with patch.object(startup_module, "POLL_SECONDS", 0.0):
         result = launch.start()
     assert len(result.nodes) == nodes
-    calls = [entry for entry in aws.journal()[before:] if entry.access_key == OPERATOR_KEY]
+    calls = [entry for entry in aws.journal()[before:] if entry.access_key == aws.secrets.operator.id]
     return Counter(f"{entry.service}:{entry.operation}" for entry in calls)
 
 

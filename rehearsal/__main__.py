@@ -7,6 +7,7 @@ interrupts = Interrupts()
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -291,7 +292,7 @@ def aws(
         addresses = stack.enter_context(address_block()) if uses_loopback else None
         account = stack.enter_context(EmulatedAws.start(folder, addresses, region))
         variables = account.environment()
-        exports = [f"export {name}={value}" for name, value in variables.items()]
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         print(json.dumps(variables) if as_json else "\n".join(exports), flush=True)
         stopped.wait()
     shutil.rmtree(folder)

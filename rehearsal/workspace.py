@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import boto3
 import psutil
 import yaml
 
 from infra.packaging.source import pack_source
 from infra.validators.source import validate_source
+from rehearsal.aws.account_file import FILE_VARIABLE
 from rehearsal.aws.faults import Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.display import Display
@@ -228,19 +230,25 @@ def remove_stale_accounts(rehearsals: Path) -> None:
 def attached_account() -> EmulatedAws | None:
     """Return the emulated AWS at AWS_ENDPOINT_URL; None when the variable is not set.
 
-    Raises InputError when no emulated AWS responds there.
+    REHEARSAL_ACCOUNT names its file. Raises InputError when no emulated AWS responds there.
     """
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint is None:
         return None
     try:
-        return EmulatedAws.attach(endpoint)
+        file = os.environ.get(FILE_VARIABLE)
+        if file is None:
+            raise ValueError(f"{FILE_VARIABLE}, which names the account's file, is not set")
+        account = EmulatedAws.attach(Path(file))
+        if account.endpoint != endpoint:
+            raise ValueError(f"the account of {FILE_VARIABLE} is at {account.endpoint}")
+        return account
     except ValueError as error:
         problem = Problem(
             "AWS_ENDPOINT_URL",
             endpoint,
             str(error),
-            "Start an emulated AWS with `python -m rehearsal aws`, or unset the variable to use a temporary one",
+            "Set all variables that `python -m rehearsal aws` prints, or unset AWS_ENDPOINT_URL to use a new account",
             "invalid_endpoint",
         )
         raise InputError([problem]) from None
@@ -260,17 +268,23 @@ def mark_child_processes(folder: Path) -> Iterator[None]:
 def aws_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Replace all AWS_ environment variables of the user with `variables`, for this process and its children.
 
-    Clients are created again, because each has the endpoint of its creation: a chaos run has two accounts in turn.
+    Clients and the default session are created again, because each has the endpoint or the keys of its creation: a
+    chaos run has two accounts in turn.
     """
     original = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(variables)
     os.environ["VIRTUAL_ENV"] = sys.prefix  # infra/launcher uses it
-    client.cache_clear()
+    _forget_clients()
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(original)
-        client.cache_clear()
+        _forget_clients()
+
+
+def _forget_clients() -> None:
+    boto3.setup_default_session()
+    client.cache_clear()

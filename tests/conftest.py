@@ -1,5 +1,6 @@
 """Shared fixtures: one emulated account, in which each test creates its own resources, and the order of the tests."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -130,6 +131,24 @@ def account(running_account: EmulatedAws) -> Iterator[EmulatedAws]:
         yield running_account
 
 
+@pytest.fixture(scope="session")
+def node_credentials(running_account: EmulatedAws) -> dict[str, str]:
+    """Credentials of a role that may use S3, in the format of the metadata service."""
+
+    def policy(**statement: Any) -> str:
+        return json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement}]})
+
+    iam = running_account.session().client("iam", endpoint_url=running_account.endpoint)
+    trust = policy(Action="sts:AssumeRole", Principal={"Service": "ec2.amazonaws.com"})
+    role = iam.create_role(RoleName="node-of-tests", AssumeRolePolicyDocument=trust)["Role"]
+    permissions = policy(Action=["s3:GetObject", "s3:PutObject", "s3:ListBucket"], Resource="*")
+    iam.put_role_policy(RoleName="node-of-tests", PolicyName="objects", PolicyDocument=permissions)
+    sts = running_account.session("ec2").client("sts", endpoint_url=running_account.endpoint)
+    keys = sts.assume_role(RoleArn=role["Arn"], RoleSessionName="i-1")["Credentials"]
+    names = {"AccessKeyId": "AccessKeyId", "SecretAccessKey": "SecretAccessKey", "SessionToken": "Token"}
+    return {**{names[name]: keys[name] for name in names}, "Expiration": "2099-01-01T00:00:00Z"}
+
+
 @pytest.fixture(scope="module")
 def own_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
     """An emulated AWS for one test file, for tests with a hypervisor: it boots all instances without a stack tag."""
@@ -143,6 +162,7 @@ def aws_environment(account: EmulatedAws) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in account.environment().items():
             patch.setenv(name, value)
+        patch.setattr(boto3, "DEFAULT_SESSION", None)  # it may have the keys of another account
         clients.client.cache_clear()
         yield
     clients.client.cache_clear()

@@ -1,16 +1,17 @@
-"""boto3 clients of the AWS account at AWS_ENDPOINT_URL. A header of each request names the resource that it is for."""
+"""boto3 clients of the emulated account. A header of each request names the resource that it is for."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rehearsal.adapter.errors import WaitTimeoutError
+from rehearsal.aws.account_file import FILE_VARIABLE, AccountFile
 
 URN_HEADER = "x-trainyard-urn"
-# A separate key, so that the journal distinguishes the adapter's requests from those of `trainyard`.
-ACCESS_KEY = "AKIAREHEARSALADAPTER"
 _POLL_SECONDS = 0.1
 T = TypeVar("T")
 
@@ -22,11 +23,9 @@ class AwsClients:
         import boto3  # here, because a static account never needs it, and the import is a tenth of a preview's duration
 
         self.region = region
-        self._session = boto3.Session(
-            region_name=region,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key="rehearsal",  # noqa: S106
-        )
+        # A separate key, so that the journal distinguishes the adapter's requests from those of `trainyard`.
+        key = AccountFile.read(Path(os.environ[FILE_VARIABLE])).secrets.adapter
+        self._session = boto3.Session(key.id, key.secret, region_name=region)
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._current = threading.local()

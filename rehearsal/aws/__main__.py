@@ -1,4 +1,4 @@
-"""`python -m rehearsal.aws --port-file F --journal J [--addresses NETWORK] [--region R] [--port N] [--with-parent]`."""
+"""`python -m rehearsal.aws --account-file F --journal J [--addresses A] [--region R] [--port N] [--with-parent]`."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ def main() -> None:
     """Serve an emulated account until SIGTERM or SIGINT, or until standard input closes (--with-parent)."""
     parser = argparse.ArgumentParser(prog="python -m rehearsal.aws", description="An emulated AWS account.")
     parser.add_argument(
-        "--port-file", type=Path, required=True, help="file that receives the port once the server listens"
+        "--account-file", type=Path, required=True, help="file that receives address and keys once the server listens"
     )
     parser.add_argument("--journal", type=Path, required=True, help="file that receives one JSON line per API call")
     parser.add_argument("--addresses", type=IPv4Network, help="network of the instances' private addresses")
@@ -35,12 +35,14 @@ def main() -> None:
     os.environ.pop(
         "MOTO_ACCOUNT_ID", None
     )  # it would merge all callers into one account, but tests need buckets of other accounts
+    from rehearsal.aws.account_file import AccountFile, AccountSecrets
     from rehearsal.aws.http import make_server
     from rehearsal.aws.journal import Journal
     from rehearsal.aws.server import AwsApplication
 
+    account_secrets = AccountSecrets.create()
     try:
-        application = AwsApplication(Journal(args.journal), args.region, args.addresses)
+        application = AwsApplication(Journal(args.journal), args.region, args.addresses, account_secrets)
     except ValueError as error:
         parser.error(str(error))
     server = make_server(application, args.port)
@@ -51,9 +53,13 @@ def main() -> None:
         threading.Thread(target=_stop_at_end_of_input, args=[stopped], daemon=True).start()
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    partial = args.port_file.with_suffix(".partial")
-    partial.write_text(str(server.server_port))
-    partial.rename(args.port_file)
+    AccountFile(
+        endpoint=f"http://127.0.0.1:{server.server_port}",
+        region=args.region,
+        uses_loopback=args.addresses is not None,
+        journal=args.journal,
+        secrets=account_secrets,
+    ).write(args.account_file)
     stopped.wait()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,6 +9,7 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
+from rehearsal.aws.account_file import EC2_KEY_PREFIX
 from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.faults import (
     DENY_VARIABLE,
@@ -32,7 +33,7 @@ from rehearsal.aws.faults import (
     check_operation,
     parse_denied_operations,
 )
-from rehearsal.aws.operations import EC2_KEY, Call
+from rehearsal.aws.operations import Call
 
 
 @dataclass
@@ -266,7 +267,7 @@ def forbidden(call: Call, in_json: bool, message: str) -> ApiError:
 
 def _is_signed_by_operator(call: Call) -> bool:
     """Return whether the call is neither of a role session (ASIA) nor of EC2, which passes a role to an instance."""
-    return call.access_key is not None and not call.access_key.startswith(("ASIA", EC2_KEY))
+    return call.access_key is not None and not call.access_key.startswith(("ASIA", EC2_KEY_PREFIX))
 
 
 def _expired(call: Call, in_json: bool) -> ApiError:

@@ -8,9 +8,13 @@ from typing import Any
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import ThreadedWSGIServer
 
+from rehearsal.browser_requests import reason_to_refuse
+
 WsgiApp = Any
 _BODYLESS = {204, 304}
 _ADDRESS = re.compile(r"[0-9.]+(:\d+)?")
+HEADERS = "rehearsal.headers"
+"""Key of the request's original headers in the WSGI environment."""
 
 
 class Handler(MotoRequestHandler):
@@ -28,6 +32,10 @@ class Handler(MotoRequestHandler):
         data = body.read() if environ.get("wsgi.input_terminated") else self.rfile.read(int(length or 0))
         environ["wsgi.input"] = BytesIO(data)
         environ["CONTENT_LENGTH"] = str(len(data))
+        environ[HEADERS] = self.headers
+        if reason := reason_to_refuse(self.headers.get("Host"), self.headers.get("Origin")):
+            self.send_error(403, explain=reason)
+            return
 
         if _ADDRESS.fullmatch(environ.get("HTTP_HOST", "")):
             # Booted nodes connect through a relay. A host that is an IP address contains no bucket name.

@@ -11,8 +11,6 @@ from moto.moto_server.werkzeug_app import BackendRequest
 
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d{8}/([^/]+)/([^/]+)/aws4_request")
 _IAM_PREFIX = {"tagging": "tag", "monitoring": "cloudwatch"}
-EC2_KEY = "AKIAREHEARSALHYPERVIS"
-"""Access key with which the hypervisor assumes roles for instances, as EC2 does."""
 _READS = ("Describe", "Get", "List", "Head")
 
 
@@ -32,23 +30,32 @@ class Call:
 
 
 def parse_call(environ: dict[str, Any], body: bytes) -> Call:
-    """Return the call of a request. An unsigned request counts as S3's; an unidentified operation is `Unknown`."""
+    """Return the call of a request; an unidentified operation is `Unknown`.
+
+    The service of an unsigned request is S3, or "" if the request is a form, which S3 does not use.
+    """
     query = parse_qs(environ.get("QUERY_STRING", ""))
     credential = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", "")) or _CREDENTIAL.search(
         "Credential=" + query.get("X-Amz-Credential", [""])[0]
     )
     # A presigned S3 URL may use signature version 2.
     access_key, region, service = (
-        credential.groups() if credential else (query.get("AWSAccessKeyId", [None])[0], "", "s3")
+        credential.groups()
+        if credential
+        else (query.get("AWSAccessKeyId", [None])[0], "", "" if _is_form(environ) else "s3")
     )
     return Call(_IAM_PREFIX.get(service, service), _operation(service, environ, body), access_key, region)
+
+
+def _is_form(environ: dict[str, Any]) -> bool:
+    return str(environ.get("CONTENT_TYPE", "")).startswith("application/x-www-form-urlencoded")
 
 
 def _operation(service: str, environ: dict[str, Any], body: bytes) -> str:
     target = environ.get("HTTP_X_AMZ_TARGET")
     if target:
         return str(target).rpartition(".")[2]
-    if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
+    if _is_form(environ):
         action = parse_qs(body.decode()).get("Action")
         if action:
             return action[0]

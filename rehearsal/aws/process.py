@@ -16,60 +16,57 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from rehearsal.aws.account_file import FILE_NAME, FILE_VARIABLE, TOKEN_HEADER, AccountFile, PrincipalName
 from rehearsal.aws.billing import billed_seconds
 from rehearsal.aws.control_models import CapacityRequestRecord, InstanceRecord, ReservationRecord, Resource
 from rehearsal.aws.faults import FAULTS, Fault
 from rehearsal.aws.journal import JournalEntry, read_journal
 from rehearsal.aws.seed_models import AccountSeed
 from rehearsal.aws.timing import Timing
+from rehearsal.private_files import make_private_folder
 
 ACCOUNT = "123456789012"
-OPERATOR_KEY = "AKIAREHEARSALOPERATE"
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 5.0
+REQUEST_TIMEOUT_SECONDS = 30.0
 _ROOT = Path(__file__).parents[2]
 
 
 class EmulatedAws:
     """A running emulated AWS. A context manager: its exit, or the exit of this process, stops the emulated AWS."""
 
-    def __init__(
-        self, process: "subprocess.Popen[bytes] | None", journal: Path, endpoint: str, region: str, uses_loopback: bool
-    ) -> None:
-        """Use `attach` or `start`. `uses_loopback`: instances have loopback addresses instead of subnet addresses."""
-        self._process = process
-        self._journal = journal
-        self.region, self.uses_loopback = region, uses_loopback
-        self.endpoint = endpoint
+    def __init__(self, process: "subprocess.Popen[bytes] | None", file: Path) -> None:
+        """Use `attach` or `start`. `file`: the account's file. Raises OSError or ValueError if it cannot be read."""
+        account = AccountFile.read(file)
+        self._process, self._file = process, file
+        self._journal, self.secrets = account.journal, account.secrets
+        self.endpoint, self.region, self.uses_loopback = account.endpoint, account.region, account.uses_loopback
 
     @classmethod
-    def attach(cls, endpoint: str) -> Self:
-        """Return a client of a running emulated AWS. Raises ValueError unless one responds at the loopback URL."""
-        if urlsplit(endpoint).hostname not in {"127.0.0.1", "localhost"}:
-            raise ValueError("the endpoint is not on this machine's loopback interface")
+    def attach(cls, file: Path) -> Self:
+        """Return a client of the running emulated AWS with this file. Raises ValueError unless it responds."""
         try:
-            with urlopen(f"{endpoint}/_rehearsal/about", timeout=5) as response:  # noqa: S310 - loopback only
-                about: dict[str, str] = json.load(response)[0]
-            uses_loopback = about["addresses"] != "subnets"
-            return cls(None, Path(about["journal"]), endpoint, about["region"], uses_loopback)
+            account = cls(None, file)
+            account.now()
         except (OSError, HTTPException, ValueError, TypeError, LookupError) as error:
             raise ValueError(f"no emulated AWS responds: {error}") from error
+        return account
 
     @classmethod
     def start(cls, folder: Path, addresses: str | None = None, region: str = "us-east-1") -> Self:
         """Start an emulated AWS and wait until it listens.
 
-        `folder` receives `port`, `journal.jsonl` and `aws.log`. `addresses` is the network of the instances' private
-        addresses; none: their subnets'. Raises RuntimeError with the end of the log if the process exits or does not
-        listen within START_SECONDS.
+        `folder`, which becomes private, receives `account.json`, `journal.jsonl` and `aws.log`. `addresses` is the
+        network of the instances' private addresses; none: their subnets'. Raises RuntimeError with the end of the log
+        if the process exits or does not listen within START_SECONDS.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        port_file, journal, log = folder / "port", folder / "journal.jsonl", folder / "aws.log"
-        port_file.unlink(missing_ok=True)
+        make_private_folder(folder)
+        file, journal, log = folder / FILE_NAME, folder / "journal.jsonl", folder / "aws.log"
+        file.unlink(missing_ok=True)
         journal.unlink(missing_ok=True)
         command = [sys.executable, "-m", "rehearsal.aws", "--with-parent", "--region", region]
-        command += ["--port-file", str(port_file.absolute()), "--journal", str(journal.absolute())]
+        command += ["--account-file", str(file.absolute()), "--journal", str(journal.absolute())]
         command += ["--addresses", addresses] if addresses else []
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "MOTO_"))}
         with log.open("wb") as output:
@@ -85,18 +82,18 @@ class EmulatedAws:
             )
         try:
             deadline = time.monotonic() + START_SECONDS
-            while not port_file.exists():
+            while not file.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
                     tail = log.read_text(errors="replace")[-2000:]
                     raise RuntimeError(
                         f"the emulated AWS did not listen within {START_SECONDS:.0f} s. End of its log: {tail}"
                     )
                 time.sleep(0.02)
+            return cls(process, file.absolute())
         except BaseException:
             process.kill()
             process.communicate()
             raise
-        return cls(process, journal, f"http://127.0.0.1:{port_file.read_text()}", region, addresses is not None)
 
     @property
     def pid(self) -> int:
@@ -108,15 +105,23 @@ class EmulatedAws:
         """Return environment variables that direct AWS clients to this account, without the user's configuration."""
         region = region or self.region
         return {
+            FILE_VARIABLE: str(self._file),
             "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": OPERATOR_KEY,
-            "AWS_SECRET_ACCESS_KEY": "rehearsal",
+            "AWS_ACCESS_KEY_ID": self.secrets.operator.id,
+            "AWS_SECRET_ACCESS_KEY": self.secrets.operator.secret,
             "AWS_REGION": region,
             "AWS_DEFAULT_REGION": region,
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
+
+    def session(self, principal: PrincipalName = "operator", region: str | None = None) -> Any:
+        """Return a boto3 session with the keys of a principal. Its clients need `endpoint` as their endpoint_url."""
+        import boto3  # here, because its import takes time that a program without clients does not need
+
+        key = self.secrets.key(principal)
+        return boto3.Session(key.id, key.secret, region_name=region or self.region)
 
     def instances(self) -> list[InstanceRecord]:
         """Return every instance of the account, terminated ones included."""
@@ -201,9 +206,10 @@ class EmulatedAws:
 
     def _request(self, name: str, method: str = "GET", content: Any = None) -> Any:
         body = None if content is None else json.dumps(content).encode()
-        request = Request(f"{self.endpoint}/_rehearsal/{name}", body, method=method)  # noqa: S310 - loopback only
+        url, headers = f"{self.endpoint}/_rehearsal/{name}", {TOKEN_HEADER: self.secrets.token}
+        request = Request(url, body, headers, method=method)  # noqa: S310 - loopback only
         try:
-            with urlopen(request, timeout=30) as response:  # noqa: S310
+            with urlopen(request, timeout=REQUEST_TIMEOUT_SECONDS) as response:  # noqa: S310
                 return json.load(response)
         except HTTPError as error:
             raise ValueError(json.load(error)["error"]) from None

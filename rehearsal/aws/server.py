@@ -1,5 +1,6 @@
 """The WSGI application: moto with a journal, faults and authorization, and the control API."""
 
+import hmac
 import json
 import threading
 import traceback
@@ -12,6 +13,7 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from rehearsal.aws import cloudcontrol, control_endpoints, sessions
+from rehearsal.aws.account_file import TOKEN_HEADER, AccountSecrets
 from rehearsal.aws.active_faults import ACTIVE_FAULTS, ApiError
 from rehearsal.aws.autoscaling import (
     activities,
@@ -55,9 +57,11 @@ from rehearsal.aws.ec2 import (
 )
 from rehearsal.aws.ec2.interfaces import Addresses
 from rehearsal.aws.ec2.launch import Launcher
+from rehearsal.aws.http import HEADERS
 from rehearsal.aws.iam import boundaries, role_sessions
 from rehearsal.aws.iam.authorization import authorized
 from rehearsal.aws.iam.callers import identify_caller
+from rehearsal.aws.iam.signatures import Request, verify_signature
 from rehearsal.aws.journal import ROLE, Journal
 from rehearsal.aws.monitoring import alarms, budgets, log_groups, sns
 from rehearsal.aws.operations import Call, parse_call
@@ -70,15 +74,14 @@ StartResponse = Callable[..., Any]
 class AwsApplication:
     """The WSGI application. moto is not thread-safe: one lock serializes S3's calls, a second lock all other calls."""
 
-    def __init__(self, journal: Journal, region: str, addresses: IPv4Network | None) -> None:
+    def __init__(
+        self, journal: Journal, region: str, addresses: IPv4Network | None, account_secrets: AccountSecrets
+    ) -> None:
         """Extend moto and create the default VPC of `region`.
 
         `addresses`: network of the instances' private addresses; None: from their subnets.
         """
-        self._about = [
-            {"journal": str(journal.path), "region": region, "addresses": str(addresses) if addresses else "subnets"}
-        ]
-        self._journal = journal
+        self._journal, self._secrets = journal, account_secrets
         _extend_moto(Launcher(Addresses(addresses) if addresses else None))
         ACTIVE_FAULTS.add_environment_denials()
         ec2_backends[ACCOUNT][region]  # creates the default VPC, as in a new AWS account
@@ -113,6 +116,7 @@ class AwsApplication:
                     locks.enter_context(lock)
                 if call.service != "s3":
                     CLOCK.run_due_actions()
+                verify_signature(self._secrets, call, in_json, _received(environ))
                 caller = identify_caller(call, in_json)
                 environ[ROLE] = caller.role if caller else None
                 ACTIVE_FAULTS.check_call(call, in_json)
@@ -135,10 +139,10 @@ class AwsApplication:
 
     def _serve_control_endpoint(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         endpoint, method = environ["PATH_INFO"].removeprefix("/_rehearsal/"), environ["REQUEST_METHOD"]
-        endpoints: dict[tuple[str, str], control_endpoints.Endpoint] = {
-            **control_endpoints.ENDPOINTS,
-            ("about", "GET"): lambda _: self._about,
-        }
+        endpoints = control_endpoints.ENDPOINTS
+        token = environ.get(f"HTTP_{TOKEN_HEADER.upper().replace('-', '_')}", "")
+        if not hmac.compare_digest(token.encode(), self._secrets.token.encode()):
+            return _json_response("403 Forbidden", {"error": f"the header {TOKEN_HEADER} is wrong"}, start_response)
         status: str = "200 OK"
         content: Any
         with self._lock, self._s3_lock:
@@ -155,9 +159,20 @@ class AwsApplication:
                 )
             else:
                 status, content = "404 Not Found", {"error": f"the endpoint {endpoint} does not exist"}
-        body = json.dumps(content).encode()
-        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
-        return [body]
+        return _json_response(status, content, start_response)
+
+
+def _json_response(status: str, content: Any, start_response: StartResponse) -> Iterable[bytes]:
+    body = json.dumps(content).encode()
+    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def _received(environ: dict[str, Any]) -> Request:
+    """Return the request that its client signed."""
+    headers = environ[HEADERS]
+    url = f"http://{headers.get('Host', '')}{environ['RAW_URI']}"
+    return Request(environ["REQUEST_METHOD"], url, headers, environ["wsgi.input"].getvalue())
 
 
 def _extend_moto(launcher: Launcher) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rehearsal.adapter.account import EmulatedAccount
-from rehearsal.adapter.aws_clients import ACCESS_KEY
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import UpError
 from rehearsal.adapter.provider import Provider, serve_provider
@@ -144,7 +143,7 @@ class CliEngine:
 
     def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
         """Compare the created resources with the API calls in the journal."""
-        return check_journal(created, journal, ACCESS_KEY)
+        return check_journal(created, journal, self._context.aws.secrets.adapter.id)
 
     def substitutions(self) -> list[Substitution]:
         """Return the Pulumi plugins that the rehearsal's provider replaces."""

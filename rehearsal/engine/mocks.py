@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rehearsal.adapter.account import EmulatedAccount
-from rehearsal.adapter.aws_clients import ACCESS_KEY
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.teardown import DestroyResult, destroy
@@ -67,7 +66,7 @@ class MocksEngine:
 
     def check_calls(self, created: Mapping[str, str], journal: Iterable[JournalEntry]) -> list[str]:
         """Compare the created resources with the API calls in the journal."""
-        return check_journal(created, journal, ACCESS_KEY)
+        return check_journal(created, journal, self._context.aws.secrets.adapter.id)
 
     def substitutions(self) -> list[Substitution]:
         """Return nothing: the report already names the engine."""

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import boto3
 import psutil
 
 from rehearsal.aws.control_models import InstanceRecord
-from rehearsal.aws.operations import EC2_KEY
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.hypervisor.backend import Backend, NodeSpec
 from rehearsal.hypervisor.metadata import Credentials, InstanceMetadata, MetadataServer
@@ -56,13 +54,7 @@ class Hypervisor:
         self._thread = threading.Thread(target=self._run, name="hypervisor")
         self._boots_to_hang = 0
         self.failure: str | None = None
-        self._sts = boto3.client(
-            "sts",
-            endpoint_url=aws.endpoint,
-            region_name=aws.region,
-            aws_access_key_id=EC2_KEY,
-            aws_secret_access_key="rehearsal",  # noqa: S106 (the emulated AWS does not check secrets)
-        )
+        self._sts = aws.session("ec2").client("sts", endpoint_url=aws.endpoint)
 
     def running_instances(self) -> list[str]:
         """Return the ids of the instances whose machines are not removed."""

@@ -12,9 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
 
 import psutil
 
+from rehearsal.aws.account_file import FILE_NAME, FILE_VARIABLE, AccountFile
+from rehearsal.aws.process import EmulatedAws
 from rehearsal.hypervisor.processes import find_processes
 from rehearsal.hypervisor.registry import remove_leftovers
 from rehearsal.interrupts import INTERRUPTED as INTERRUPTED
@@ -76,7 +79,7 @@ class RehearsalProcess:
         self.temporary = output_folder / "tmp"
         self.temporary.mkdir(parents=True)
         self._stderr, self._stdout = output_folder / "stderr", output_folder / "stdout"
-        for name in ("aws/journal.jsonl", "aws/port"):  # of an earlier rehearsal
+        for name in ("aws/journal.jsonl", "aws/account.json"):  # of an earlier rehearsal
             (self.folder / name).unlink(missing_ok=True)
         with self._stderr.open("w") as stderr, self._stdout.open("w") as stdout:
             self.process = subprocess.Popen(
@@ -121,8 +124,18 @@ class RehearsalProcess:
 
     def account_port(self) -> int | None:
         """Return the port of the rehearsal's emulated AWS; None before it listens."""
-        file = self.folder / "aws/port"
-        return int(file.read_text()) if file.exists() else None
+        file = self.folder / "aws" / FILE_NAME
+        return urlsplit(AccountFile.read(file).endpoint).port if file.exists() else None
+
+    def aws(self) -> EmulatedAws:
+        """Return a client of the emulated AWS that the rehearsal uses."""
+        assert self.process.poll() is None, f"the rehearsal has ended: {self.stderr()}"
+        return EmulatedAws.attach(Path(self.account.get(FILE_VARIABLE, self.folder / "aws" / FILE_NAME)))
+
+    def client(self, service: str) -> Any:
+        """Return a boto3 client of that account."""
+        aws = self.aws()
+        return aws.session().client(service, endpoint_url=aws.endpoint)
 
     def wait_until(
         self, description: str, condition: Callable[[], bool], timeout_seconds: float = EXIT_TIMEOUT_SECONDS

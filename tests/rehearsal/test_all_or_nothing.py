@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rehearsal.aws.account_file import FILE_VARIABLE
 from rehearsal.aws.billing import billed_by_type
 from rehearsal.aws.control_models import InstanceRecord
 from rehearsal.aws.process import EmulatedAws
@@ -30,7 +31,7 @@ def account(tree: Path) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def aws(account: dict[str, str]) -> EmulatedAws:
     """A client of the account."""
-    return EmulatedAws.attach(account["AWS_ENDPOINT_URL"])
+    return EmulatedAws.attach(Path(account[FILE_VARIABLE]))
 
 
 def rehearse(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import boto3
 import pytest
 
 from rehearsal import audit
@@ -22,6 +23,7 @@ def data(local: CompletedRehearsal, shared: dict[str, str], monkeypatch: pytest.
     """The data bucket of the main rehearsal."""
     for name, value in shared.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it may have the keys of another account
     client.cache_clear()
     yield Bucket(local.report["results_uri"].split("/")[2], shared["AWS_REGION"])
     client.cache_clear()

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rehearsal.aws.process import EmulatedAws
 from rehearsal.locks import stack_lock
 from tests.rehearsal.conftest import COPY_IGNORE, ROOT, clean_environment, write_stack
 from tests.rehearsal.test_broken import loopback_only_command
@@ -261,15 +261,15 @@ ARGUMENTS: dict[str, tuple[list[str], str, str]] = {
 
 # Environment variables, start of the message, and a part of the fix.
 ENVIRONMENT: dict[str, tuple[dict[str, str], str, str]] = {
-    "account on another machine": (
+    "endpoint without the file of its account": (
         {"AWS_ENDPOINT_URL": "https://example.com"},
-        "AWS_ENDPOINT_URL = 'https://example.com': the endpoint is not on this machine's loopback",
-        "Start an emulated AWS with `python -m rehearsal aws`, or unset the variable",
+        "AWS_ENDPOINT_URL = 'https://example.com': REHEARSAL_ACCOUNT, which names the account's file, is not set",
+        "Set all variables that `python -m rehearsal aws` prints, or unset AWS_ENDPOINT_URL",
     ),
-    "invalid port of the account": (
-        {"AWS_ENDPOINT_URL": "http://127.0.0.1:port"},
-        "AWS_ENDPOINT_URL = 'http://127.0.0.1:port': no emulated AWS responds",
-        "Start an emulated AWS with `python -m rehearsal aws`, or unset the variable",
+    "account without a file": (
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "REHEARSAL_ACCOUNT": "/nothing/account.json"},
+        "AWS_ENDPOINT_URL = 'http://127.0.0.1:1': no emulated AWS responds",
+        "Set all variables that `python -m rehearsal aws` prints, or unset AWS_ENDPOINT_URL",
     ),
     "unknown denied operation": (
         {"REHEARSAL_DENY": "fsx:CreateFilesystem"},
@@ -372,11 +372,17 @@ def test_invalid_environment_variables(case: str, tree: Path) -> None:
     assert fix in output
 
 
-def test_endpoint_where_no_account_listens(tree: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    output = run_invalid(tree, environment={"AWS_ENDPOINT_URL": endpoint})
-    assert f"AWS_ENDPOINT_URL = '{endpoint}': no emulated AWS responds" in output
+def test_endpoint_where_no_account_listens(tree: Path, tmp_path: Path) -> None:
+    with EmulatedAws.start(tmp_path) as stopped:
+        environment = stopped.environment()
+    output = run_invalid(tree, environment=environment)
+    assert f"AWS_ENDPOINT_URL = '{stopped.endpoint}': no emulated AWS responds" in output
+
+
+def test_endpoint_of_another_account_than_that_of_the_file(tree: Path, tmp_path: Path, shared: dict[str, str]) -> None:
+    environment = {**shared, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    output = run_invalid(tree, environment=environment)
+    assert f"the account of REHEARSAL_ACCOUNT is at {shared['AWS_ENDPOINT_URL']}" in output
 
 
 def test_second_rehearsal_of_a_stack_reports_the_lock_holder(tree: Path) -> None:

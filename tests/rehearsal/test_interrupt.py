@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 
 from tests.rehearsal.conftest import run_rehearsal
@@ -101,10 +100,7 @@ def test_interrupt_terminates_nodes_in_any_phase(start_rehearsal: StartRehearsal
 def test_volume_created_manually_is_reported_as_leaked(start_rehearsal: StartRehearsal) -> None:
     running = start_rehearsal("manual-volume")
     running.wait_for_phase("resources")
-    keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else"}
-    endpoint = f"http://127.0.0.1:{running.account_port()}"
-    ec2 = boto3.client("ec2", endpoint_url=endpoint, region_name="us-east-1", **keys)
-    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"]
+    volume = running.client("ec2").create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"]
     running.send_signal(signal.SIGTERM)
     ended = assert_destroyed(running, (f"leaked: ec2 volume {volume}",))
     assert [(leak["kind"], leak["id"]) for leak in ended.report["leaked"]] == [("volume", volume)]

@@ -1,15 +1,12 @@
 """AWS terminates the workers when the lease ends, whichever component fails. The tests advance the account's clock."""
 
-import json
 import os
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psutil
 import pytest
 
@@ -27,17 +24,10 @@ CONTROLLER = "trainyard-controller.service"
 class LeasedRehearsal(RehearsalProcess):
     """A rehearsal of an endless job in an account whose clock the tests advance."""
 
-    def request(self, name: str, content: Any = None) -> Any:
-        """Request a control endpoint of the emulated AWS: GET, or POST with content."""
-        data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(f"{self.account['AWS_ENDPOINT_URL']}/_rehearsal/{name}", data=data)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.load(response)
-
     def instances(self, head: bool) -> dict[str, str]:
         """Return instance id -> state, of the head or of the workers."""
-        records = [item for item in self.request("instances") if item["tags"].get("trainyard:stack") == self.stack]
-        return {item["id"]: item["state"] for item in records if (item["tags"]["trainyard:role"] == "head") == head}
+        records = [item for item in self.aws().instances() if item.tags.get("trainyard:stack") == self.stack]
+        return {item.id: item.state for item in records if (item.tags["trainyard:role"] == "head") == head}
 
     def worker_state(self) -> str:
         """Return the state of the only worker."""
@@ -46,7 +36,7 @@ class LeasedRehearsal(RehearsalProcess):
 
     def advance_clock(self, seconds: float) -> None:
         """Advance the account's clock."""
-        self.request("clock", {"advance_seconds": seconds})
+        self.aws().advance_clock(seconds)
 
     def advance_to_lease_end(self) -> None:
         """Advance the clock past the lease, then past the heartbeat timeout of the lifecycle hook if it applies."""
@@ -60,9 +50,7 @@ class LeasedRehearsal(RehearsalProcess):
 
     def autoscaling(self) -> Any:
         """Return an Auto Scaling client of the account."""
-        keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else"}
-        endpoint = self.account["AWS_ENDPOINT_URL"]
-        return boto3.client("autoscaling", endpoint_url=endpoint, region_name="us-east-1", **keys)
+        return self.client("autoscaling")
 
     def is_terminating(self) -> bool:
         """Return whether Auto Scaling is terminating the worker."""

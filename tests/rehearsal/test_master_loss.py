@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-import boto3
 import pytest
 
 from tests.rehearsal.running import assert_no_leftovers, rehearsal_starter
@@ -41,9 +40,7 @@ class AddingRehearsal(ScaleOutRehearsal):
 
     def terminate(self, node: str) -> None:
         """Terminate an instance in EC2, without its lifecycle hook."""
-        aws = self.aws()
-        keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else", "region_name": aws.region}
-        boto3.client("ec2", endpoint_url=aws.endpoint, **keys).terminate_instances(InstanceIds=[node])
+        self.client("ec2").terminate_instances(InstanceIds=[node])
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import boto3
 import pytest
 
 from rehearsal.aws.faults import Reclaim
@@ -25,14 +24,7 @@ class ReclaimedRehearsal(ScaleOutRehearsal):
 
     def checkpoints(self) -> list[str]:
         """Return the keys of the checkpoints in the data bucket."""
-        environment = self.aws().environment()
-        s3 = boto3.client(
-            "s3",
-            endpoint_url=environment["AWS_ENDPOINT_URL"],
-            region_name=environment["AWS_REGION"],
-            aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-        )
+        s3 = self.client("s3")
         buckets = [item["Name"] for item in s3.list_buckets()["Buckets"] if "data" in item["Name"]]
         objects = [item for bucket in buckets for item in s3.list_objects_v2(Bucket=bucket).get("Contents", [])]
         return [item["Key"] for item in objects if "/checkpoints/" in item["Key"]]

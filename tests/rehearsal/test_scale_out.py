@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from rehearsal.aws.faults import Capacity
-from rehearsal.aws.process import EmulatedAws
 from tests.polling import eventually
 from tests.rehearsal.conftest import clean_environment
 from tests.rehearsal.running import RehearsalProcess, assert_no_leftovers, rehearsal_starter
@@ -42,21 +40,14 @@ while True:
 class ScaleOutRehearsal(RehearsalProcess):
     """A rehearsal whose job starts on one node, with the operator's actions to add nodes."""
 
-    def aws(self) -> EmulatedAws:
-        """Return a client of the rehearsal's account."""
-        assert self.process.poll() is None, f"the rehearsal has ended: {self.stderr()}"
-        return EmulatedAws.attach(f"http://127.0.0.1:{self.account_port()}")
-
     def set_node_count(self, nodes: int) -> None:
         """Change the account as the Pulumi program does when `nodes` has increased."""
-        aws = self.aws()
-        keys = {"aws_access_key_id": "AKIASOMEBODY", "aws_secret_access_key": "else", "region_name": aws.region}
-        s3 = boto3.client("s3", endpoint_url=aws.endpoint, **keys)
+        s3 = self.client("s3")
         (bucket,) = [item["Name"] for item in s3.list_buckets()["Buckets"] if "staging" in item["Name"]]
         manifest: dict[str, Any] = json.loads(s3.get_object(Bucket=bucket, Key=MANIFEST)["Body"].read())
         manifest["groups"][0]["nodes"] = nodes
         s3.put_object(Bucket=bucket, Key=MANIFEST, Body=json.dumps(manifest).encode())
-        boto3.client("autoscaling", endpoint_url=aws.endpoint, **keys).update_auto_scaling_group(
+        self.client("autoscaling").update_auto_scaling_group(
             AutoScalingGroupName=manifest["groups"][0]["autoscaling_group"], MaxSize=nodes
         )
 

@@ -57,9 +57,11 @@ def test_changed_length_of_a_job_is_kept_with_a_smaller_model() -> None:
 
 def test_clients_have_the_endpoint_of_the_current_account() -> None:
     for endpoint in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
-        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        keys = {"AWS_ACCESS_KEY_ID": f"key of {endpoint}", "AWS_SECRET_ACCESS_KEY": "b"}
         with aws_environment({"AWS_ENDPOINT_URL": endpoint, **keys}):
-            assert client("s3", "us-east-1").meta.endpoint_url == endpoint
+            s3 = client("s3", "us-east-1")
+            assert s3.meta.endpoint_url == endpoint
+            assert s3._request_signer._credentials.access_key == f"key of {endpoint}"
 
 
 @pytest.mark.parametrize(

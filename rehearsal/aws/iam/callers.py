@@ -117,11 +117,11 @@ def identify_caller(call: Call, in_json: bool) -> Caller | None:
     for account, _, backend in sessions.iter_backends():
         if session := backend.get_assumed_role_from_access_key(call.access_key):
             return Caller(call, in_json, session) if account == ACCOUNT else None  # not emulated for other accounts
-    raise _unknown_key_error(call, in_json)
+    raise unknown_key_error(call, in_json)
 
 
-def _unknown_key_error(call: Call, in_json: bool) -> ApiError:
-    """Return the error for an unknown access key, as each service reports it."""
+def unknown_key_error(call: Call, in_json: bool) -> ApiError:
+    """Return the error for an unknown access key or session token, as each service reports it."""
     invalid = "The security token included in the request is invalid."
     if call.service == "s3":
         message = "The AWS Access Key Id you provided does not exist in our records."

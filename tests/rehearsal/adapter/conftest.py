@@ -11,6 +11,7 @@ from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.deployment import Deployment, Event
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
+from tests.conftest import aws_environment
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ("infra", "trainyard", "playbooks", "trainer", "stacks", "Pulumi.yaml")
@@ -26,9 +27,7 @@ echo '{"run": "r-1"}'
 @contextmanager
 def start_account(folder: Path) -> Iterator[EmulatedAws]:
     """Start an emulated AWS, to which the environment directs AWS clients."""
-    with EmulatedAws.start(folder) as running, pytest.MonkeyPatch.context() as patch:
-        for key, value in running.environment().items():
-            patch.setenv(key, value)
+    with EmulatedAws.start(folder) as running, aws_environment(running):
         yield running
 
 

@@ -8,7 +8,6 @@ from ipaddress import IPv4Network
 from itertools import count
 from typing import Any
 
-import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -43,7 +42,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
 def client(aws: EmulatedAws) -> Client:
     """Return a function that returns the boto3 client of a service of the emulated account."""
     created: dict[str, Any] = {}
-    session = boto3.Session("AKIAREHEARSALOPERATE", "rehearsal", region_name="us-east-1")
+    session = aws.session()
     config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
 
     def client_of(service: str) -> Any:

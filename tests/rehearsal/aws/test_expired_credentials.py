@@ -9,7 +9,6 @@ import pytest
 from botocore.config import Config
 
 from rehearsal.aws.faults import ExpiredCredentials, ServiceOutage
-from rehearsal.aws.operations import EC2_KEY
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.conftest import Client
 from tests.rehearsal.aws.test_faults import code_of
@@ -69,7 +68,7 @@ def client_of_node(client: Client, aws: EmulatedAws, name: str) -> Any:
     role = client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))["Role"]["Arn"]
     client("iam").put_role_policy(RoleName=name, PolicyName="read", PolicyDocument=json.dumps(ALLOW))
     endpoint = {"endpoint_url": aws.endpoint, "region_name": "us-east-1"}
-    ec2_service = boto3.client("sts", aws_access_key_id=EC2_KEY, aws_secret_access_key="rehearsal", **endpoint)
+    ec2_service = aws.session("ec2").client("sts", endpoint_url=aws.endpoint)
     keys = ec2_service.assume_role(RoleArn=role, RoleSessionName="i-1")["Credentials"]
     session = boto3.Session(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"])
     return session.client("ec2", config=Config(retries={"total_max_attempts": 1}), **endpoint)

@@ -9,13 +9,13 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.account_file import TOKEN_HEADER
 from rehearsal.aws.faults import Capacity, Deny, EventualConsistency, Fault, Outage, Throttle
-from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
+from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.autoscaling.test_lifecycle import members, put_hook
 from tests.rehearsal.aws.conftest import ADDRESSES, Client, Network
 from tests.rehearsal.aws.ec2.test_reservations import terminate_all
@@ -180,14 +180,8 @@ def test_calls_fail_with_500_the_specified_number_of_times(client: Client, injec
 
 
 def test_client_with_retries_tolerates_throttling(aws: EmulatedAws, inject: Any) -> None:
-    retrying = boto3.client(
-        "ec2",
-        endpoint_url=aws.endpoint,
-        region_name="us-east-1",
-        aws_access_key_id=OPERATOR_KEY,
-        aws_secret_access_key="rehearsal",
-        config=Config(retries={"mode": "standard", "total_max_attempts": 3}),
-    )
+    config = Config(retries={"mode": "standard", "total_max_attempts": 3})
+    retrying = aws.session().client("ec2", endpoint_url=aws.endpoint, config=config)
     inject(Throttle(operation="ec2:DescribeVpcs", times=1))
     before = len(aws.journal())
     retrying.describe_vpcs()
@@ -293,7 +287,7 @@ def test_denied_operation_returns_the_error_format_of_the_service(
 def test_operations_are_denied_by_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REHEARSAL_DENY", "s3:CreateBucket, sqs:ListQueues")
     with EmulatedAws.start(tmp_path) as denying:
-        session = boto3.Session(OPERATOR_KEY, "rehearsal", region_name="us-east-1")
+        session = denying.session()
         s3, ec2 = (session.client(service, endpoint_url=denying.endpoint) for service in ("s3", "ec2"))
         assert code_of(lambda: s3.create_bucket(Bucket="denied-bucket")) == ("AccessDenied", 403)
         ec2.describe_vpcs()
@@ -322,11 +316,15 @@ WRONG: dict[str, Any] = {
 }
 
 
+def control_request(aws: EmulatedAws, endpoint: str, method: str, body: bytes | None = None) -> Request:
+    return Request(f"{aws.endpoint}/_rehearsal/{endpoint}", body, {TOKEN_HEADER: aws.secrets.token}, method=method)
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_invalid_fault_is_refused_with_the_reason(aws: EmulatedAws, case: str) -> None:
     body = json.dumps(WRONG[case]).encode()
     with pytest.raises(HTTPError) as caught:
-        urlopen(Request(f"{aws.endpoint}/_rehearsal/faults", body, method="POST"), timeout=10)
+        urlopen(control_request(aws, "faults", "POST", body), timeout=10)
     assert caught.value.code == 400
     assert len(json.load(caught.value)["error"]) > 10
 
@@ -370,7 +368,7 @@ def test_page_supports_only_the_methods(aws: EmulatedAws) -> None:
     for endpoint, method, status in (("clock", "DELETE", 405), ("nonsense", "GET", 404)):
         with (
             pytest.raises(HTTPError) as caught,
-            contextlib.closing(urlopen(Request(f"{aws.endpoint}/_rehearsal/{endpoint}", method=method), timeout=10)),
+            contextlib.closing(urlopen(control_request(aws, endpoint, method), timeout=10)),
         ):
             pass
         assert caught.value.code == status

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.account_file import TOKEN_HEADER
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.conftest import Client, Network
@@ -37,7 +38,7 @@ def test_entries_are_numbered_consecutively(client: Client, aws: EmulatedAws) ->
 
 def test_call_is_recorded_with_access_key_and_status(client: Client, aws: EmulatedAws) -> None:
     (entry,) = recorded(aws, lambda: client("ec2").create_vpc(CidrBlock="10.3.0.0/16"))
-    assert (entry.service, entry.operation, entry.access_key) == ("ec2", "CreateVpc", "AKIAREHEARSALOPERATE")
+    assert (entry.service, entry.operation, entry.access_key) == ("ec2", "CreateVpc", aws.secrets.operator.id)
     assert (entry.status, entry.error_code, entry.mutating, entry.urn) == (200, None, True, None)
 
 
@@ -68,13 +69,7 @@ def test_error_is_recorded_with_code_and_message(client: Client, aws: EmulatedAw
 
 
 def test_urn_header_is_recorded(aws: EmulatedAws) -> None:
-    client = boto3.client(
-        "ec2",
-        endpoint_url=aws.endpoint,
-        region_name="us-east-1",
-        aws_access_key_id="AKIAREHEARSALOPERATE",
-        aws_secret_access_key="rehearsal",
-    )
+    client = aws.session().client("ec2", endpoint_url=aws.endpoint)
     client.meta.events.register(
         "before-sign.*.*", lambda request, **_: request.headers.add_header("x-trainyard-urn", "urn:x")
     )
@@ -158,7 +153,8 @@ def test_resource_list_includes_unknown_resource_types(client: Client, aws: Emul
 
 
 def test_connections_are_kept_alive(aws: EmulatedAws) -> None:
-    with urllib.request.urlopen(f"{aws.endpoint}/_rehearsal/instances", timeout=10) as response:
+    request = urllib.request.Request(f"{aws.endpoint}/_rehearsal/instances", headers={TOKEN_HEADER: aws.secrets.token})
+    with urllib.request.urlopen(request, timeout=10) as response:
         assert response.version == 11
         assert json.load(response) is not None
 
@@ -182,6 +178,7 @@ def test_process_stops_at_context_exit(tmp_path: Path) -> None:
 ORPHAN = """
 import os, sys
 from pathlib import Path
+from rehearsal.aws.account_file import TOKEN_HEADER
 from rehearsal.aws.process import EmulatedAws
 print(EmulatedAws.start(Path(sys.argv[1])).pid, flush=True)
 os._exit(1)

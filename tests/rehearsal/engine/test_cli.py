@@ -19,6 +19,7 @@ from rehearsal.engine.log import EngineLog
 from rehearsal.engine.state import read_exports, read_resources
 from rehearsal.engine.workspace import Workspace
 from rehearsal.seed import create_existing_resources
+from tests.conftest import aws_environment
 from tests.infra.conftest import STACKS
 from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
 from trainyard.config.loader import load_settings
@@ -80,9 +81,7 @@ def create_stack(parent: Path, name: str, plugins: Collection[str] = ()) -> Iter
     launcher = tree / "infra" / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
-    with EmulatedAws.start(folder / "aws") as aws, pytest.MonkeyPatch.context() as patch:
-        for key, value in aws.environment().items():
-            patch.setenv(key, value)
+    with EmulatedAws.start(folder / "aws") as aws, aws_environment(aws):
         provider = Provider(tree / "infra", aws.region)
         with serve_provider(provider) as aws_port, serve_provider(provider) as command_port:
             ports = {"aws": aws_port, "command": command_port}

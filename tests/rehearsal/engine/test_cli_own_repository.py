@@ -12,6 +12,7 @@ import pytest
 
 from rehearsal.adapter.provider import Provider, serve_provider
 from rehearsal.aws.process import EmulatedAws
+from tests.conftest import aws_environment
 from tests.rehearsal.adapter.conftest import LAUNCHER
 from tests.rehearsal.engine.test_cli import requires_cli
 from trainyard.operations.init_project import InitOptions, init_project
@@ -42,21 +43,19 @@ def environment(tmp_path: Path, repository: Path) -> Iterator[dict[str, str]]:
     """The environment of a shell with an activated virtual environment, for an emulated account."""
     with (
         EmulatedAws.start(tmp_path / "aws") as aws,
-        pytest.MonkeyPatch.context() as patch,
+        aws_environment(aws),
+        serve_provider(Provider(repository / "trainyard", aws.region)) as port,
     ):
-        for name, value in aws.environment().items():
-            patch.setenv(name, value)
-        with serve_provider(Provider(repository / "trainyard", aws.region)) as port:
-            (tmp_path / "state").mkdir()
-            yield {
-                **os.environ,
-                "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
-                "VIRTUAL_ENV": sys.prefix,
-                "PULUMI_BACKEND_URL": (tmp_path / "state").as_uri(),
-                "PULUMI_CONFIG_PASSPHRASE": "test",
-                "PULUMI_SKIP_UPDATE_CHECK": "true",
-                "PULUMI_DEBUG_PROVIDERS": f"aws:{port}",
-            }
+        (tmp_path / "state").mkdir()
+        yield {
+            **os.environ,
+            "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+            "VIRTUAL_ENV": sys.prefix,
+            "PULUMI_BACKEND_URL": (tmp_path / "state").as_uri(),
+            "PULUMI_CONFIG_PASSPHRASE": "test",
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "PULUMI_DEBUG_PROVIDERS": f"aws:{port}",
+        }
 
 
 def test_up_runs_the_launcher_of_the_repository_without_absolute_paths(

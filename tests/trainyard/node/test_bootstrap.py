@@ -33,18 +33,12 @@ INSTANCE: dict[str, Any] = {
     "interrupted_time": None,
     "lifecycle_state": "InService",
 }
-CREDENTIALS = {
-    "AccessKeyId": "AKIAEXAMPLE",
-    "SecretAccessKey": "secret",
-    "Token": "token",
-    "Expiration": "2099-01-01T00:00:00Z",
-}
 
 
 @pytest.fixture
-def metadata() -> Iterator[str]:
+def metadata(node_credentials: dict[str, str]) -> Iterator[str]:
     server = MetadataServer(
-        InstanceMetadata(lambda: INSTANCE, lambda role: CREDENTIALS), socket.create_server(("127.0.0.1", 0))
+        InstanceMetadata(lambda: INSTANCE, lambda role: node_credentials), socket.create_server(("127.0.0.1", 0))
     )
     yield server.endpoint
     server.close()

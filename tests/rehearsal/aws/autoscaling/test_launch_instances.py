@@ -7,7 +7,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 
@@ -250,7 +249,7 @@ def test_addresses_are_from_the_configured_network(client: Client, aws: Emulated
 
 def test_launch_fails_without_free_addresses(tmp_path: Path) -> None:
     with EmulatedAws.start(tmp_path, "127.77.9.0/30") as small:  # one host address next to the router
-        session = boto3.Session("AKIAREHEARSALOPERATE", "rehearsal", region_name="us-east-1")
+        session = small.session()
         ec2, ssm = (session.client(service, endpoint_url=small.endpoint) for service in ("ec2", "ssm"))
         image = ssm.get_parameter(Name=UBUNTU_PARAMETER)["Parameter"]["Value"]
         before = small.list_resources()

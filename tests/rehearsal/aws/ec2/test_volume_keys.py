@@ -5,11 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from rehearsal.aws.billing import billed_by_type
-from rehearsal.aws.process import ACCOUNT, OPERATOR_KEY, EmulatedAws
+from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.aws.conftest import UBUNTU_PARAMETER, Client, Network
 from tests.rehearsal.aws.iam.test_authorization import Role, Statement, allow, role
 from tests.rehearsal.aws.storage.test_encryption import delete, disable
@@ -167,7 +166,7 @@ def test_service_linked_role_is_created_with_the_first_group(client: Client, lin
 
 def test_first_group_of_an_account_launches_its_instances(tmp_path: Path) -> None:
     with EmulatedAws.start(tmp_path) as account:
-        session = boto3.Session(OPERATOR_KEY, "rehearsal", region_name=account.region)
+        session = account.session()
 
         def client(service: str) -> Any:
             return session.client(service, endpoint_url=account.endpoint)

@@ -10,6 +10,7 @@ import urllib3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from rehearsal.aws.account_file import PrincipalName
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.conftest import Client
 from tests.rehearsal.aws.iam.test_identity import TRUST
@@ -406,11 +407,10 @@ def test_get_caller_identity_is_always_allowed(role: Role) -> None:
     assert outcome(role(deny("*", "*"))("sts").get_caller_identity) == ALLOWED
 
 
-def test_other_keys_and_unsigned_calls_are_not_restricted(aws: EmulatedAws, client: Client, bucket: str) -> None:
-    other = boto3.Session("AKIAANOTHEROPERATORS", "secret", region_name="us-east-1")
-    s3 = other.client("s3", endpoint_url=aws.endpoint, config=CONFIG)
+@pytest.mark.parametrize("principal", ["operator", "adapter", "ec2"])
+def test_principals_of_the_account_are_not_restricted(aws: EmulatedAws, bucket: str, principal: PrincipalName) -> None:
+    s3 = aws.session(principal).client("s3", endpoint_url=aws.endpoint, config=CONFIG)
     assert outcome(lambda: s3.get_object(Bucket=bucket, Key="first/x")) == ALLOWED
-    assert outcome(lambda: client("s3").get_object(Bucket=bucket, Key="first/x")) == ALLOWED
 
 
 # Unsupported policies

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
+from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.iam.test_authorization import UNKNOWN, outcome
 
 DAY = 86400
@@ -23,9 +22,8 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
 
 @pytest.fixture(scope="module")
 def s3(account: EmulatedAws) -> Any:
-    session = boto3.Session(OPERATOR_KEY, "rehearsal", region_name="us-east-1")
     config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
-    return session.client("s3", endpoint_url=account.endpoint, config=config)
+    return account.session().client("s3", endpoint_url=account.endpoint, config=config)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
+from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.conftest import Client
 
 AWS_CLI = Path(sys.executable).parent / "aws"
@@ -174,9 +174,9 @@ def test_checkpoint_connector_writes_parts_and_reads_ranges(
 
 
 @cache
-def in_region(endpoint: str, region: str, *credentials: str) -> Any:
-    session = boto3.Session(*(credentials or (OPERATOR_KEY, "rehearsal")), region_name=region)
-    return session.client("s3", endpoint_url=endpoint)
+def in_region(aws: EmulatedAws, region: str, *credentials: str) -> Any:
+    session = boto3.Session(*credentials, region_name=region) if credentials else aws.session(region=region)
+    return session.client("s3", endpoint_url=aws.endpoint)
 
 
 def create(s3: Any, name: str) -> tuple[str | None, int]:
@@ -194,8 +194,8 @@ def test_bucket_name_of_another_account_is_refused(aws: EmulatedAws, client: Cli
     role = "arn:aws:iam::999999999999:role/other"
     credentials = client("sts").assume_role(RoleArn=role, RoleSessionName="other")["Credentials"]
     other = credentials["AccessKeyId"], credentials["SecretAccessKey"], credentials["SessionToken"]
-    assert create(in_region(aws.endpoint, "us-east-1", *other), f"taken-{name}") == (None, 200)
-    assert create(in_region(aws.endpoint, region), f"taken-{name}") == ("BucketAlreadyExists", 409)
+    assert create(in_region(aws, "us-east-1", *other), f"taken-{name}") == (None, 200)
+    assert create(in_region(aws, region), f"taken-{name}") == ("BucketAlreadyExists", 409)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_bucket_name_of_another_account_is_refused(aws: EmulatedAws, client: Cli
 def test_creating_an_existing_bucket_depends_on_the_region(
     aws: EmulatedAws, name: str, first: str, again: str, response: tuple[str | None, int]
 ) -> None:
-    assert create(in_region(aws.endpoint, first), f"again-{name}") == (None, 200)
-    assert create(in_region(aws.endpoint, again), f"again-{name}") == response
+    assert create(in_region(aws, first), f"again-{name}") == (None, 200)
+    assert create(in_region(aws, again), f"again-{name}") == response
 
 
 def test_creating_an_existing_bucket_keeps_the_objects(client: Client, bucket: str) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws.process import EmulatedAws
 from tests.conftest import REGION
 from tests.tls import create_authority, https_server
-from tests.trainyard.node.test_bootstrap import CREDENTIALS
 from tests.wheels import Wheel
 from trainyard.aws.s3 import Bucket
 from trainyard.job_source.wheels import describe_wheel
@@ -144,10 +142,10 @@ class Locked:
 
 
 @pytest.fixture
-def locked(node: Node, bucket: Bucket, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Locked:
+def locked(node: Node, bucket: Bucket, node_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Locked:
     monkeypatch.setattr(source_program, "BASE", node.folder / "opt/trainyard")
     monkeypatch.setattr(source_program, "_region", lambda: REGION)
-    monkeypatch.setattr(bootstrap, "credentials", lambda: CREDENTIALS)
+    monkeypatch.setattr(bootstrap, "credentials", lambda: node_credentials)
     return Locked(node, bucket)
 
 

@@ -6,16 +6,15 @@ import pytest
 
 from rehearsal.aws.process import EmulatedAws
 from tests.conftest import REGION
-from tests.trainyard.node.test_bootstrap import CREDENTIALS
 from trainyard.aws.s3 import Bucket
 from trainyard.node import bootstrap
 from trainyard.node.environments import wheelhouse
 
 
 @pytest.fixture(autouse=True)
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def node(tmp_path: Path, node_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheelhouse, "BASE", tmp_path)
-    monkeypatch.setattr(bootstrap, "credentials", lambda: CREDENTIALS)
+    monkeypatch.setattr(bootstrap, "credentials", lambda: node_credentials)
 
 
 def test_all_packages_under_the_prefix_are_downloaded(bucket: Bucket, account: EmulatedAws) -> None:
