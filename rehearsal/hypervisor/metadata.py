@@ -2,10 +2,14 @@
 
 Paths as in the EC2 user guide, "Instance metadata categories". A request without a session token gets status 401.
 
+On EC2 only the instance reaches its service. All users of this machine reach a loopback address: there all paths begin
+with a secret, which is a part of the endpoint in the environment of the node.
+
 One additional path, `/container-credentials`, returns the role's credentials in the format of the AWS SDKs' container
 credential provider: s3torchconnector supports no other metadata address than 169.254.169.254:80.
 """
 
+import hmac
 import json
 import re
 import secrets
@@ -15,7 +19,10 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from typing import Any
+
+from rehearsal.browser_requests import reason_to_refuse
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 (the name of a header)
 CONTAINER_CREDENTIALS_PATH = "/container-credentials"
@@ -129,11 +136,12 @@ class MetadataServer:
 
     def __init__(self, metadata: InstanceMetadata, listener: socket.socket) -> None:
         address, port = listener.getsockname()
-        self._server = ThreadingHTTPServer((address, port), _handler(metadata), bind_and_activate=False)
+        prefix = f"/{secrets.token_urlsafe(32)}" if ip_address(address).is_loopback else ""
+        self._server = ThreadingHTTPServer((address, port), _handler(metadata, prefix), bind_and_activate=False)
         self._server.socket.close()
         self._server.socket = listener
         self._server.daemon_threads = True
-        self.endpoint = f"http://{address}:{port}"
+        self.endpoint = f"http://{address}:{port}{prefix}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self.serve()
 
@@ -148,9 +156,20 @@ class MetadataServer:
         self._thread.join()
 
 
-def _handler(metadata: InstanceMetadata) -> type[BaseHTTPRequestHandler]:
+def _handler(metadata: InstanceMetadata, prefix: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def parse_request(self) -> bool:
+            """Parse a request, and refuse it if a browser sent it or if the path does not begin with the secret."""
+            if not super().parse_request():
+                return False
+            reason = reason_to_refuse(self.headers.get("Host"), self.headers.get("Origin"))
+            start, self.path = self.path[: len(prefix)], self.path[len(prefix) :]
+            if reason or not hmac.compare_digest(start.encode(), prefix.encode()):
+                self.send_error(403, explain=reason)
+                return False
+            return True
 
         def do_PUT(self) -> None:
             ttl = self.headers.get(_TTL_HEADER, "")

@@ -7,10 +7,11 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from rehearsal.hypervisor.metadata import InstanceMetadata, MetadataServer
+from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH, InstanceMetadata, MetadataServer
 from tests.trainyard.node.test_bootstrap import INSTANCE
 
 
@@ -51,6 +52,43 @@ def node() -> Iterator[Node]:
     node = Node()
     yield node
     node.server.close()
+
+
+def status(url: str, method: str = "GET", **headers: str) -> int:
+    """Return the HTTP status of a refused request. Underscores in header names become hyphens."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(url, method=method, headers=named), timeout=5)
+    caught.value.close()
+    return caught.value.code
+
+
+TTL = {"X_aws_ec2_metadata_token_ttl_seconds": "60"}
+
+
+@pytest.mark.parametrize("path", ["/latest/api/token", "/wrong/latest/api/token", CONTAINER_CREDENTIALS_PATH, "/"])
+def test_request_outside_the_secret_path_is_refused(node: Node, path: str) -> None:
+    base = f"http://{urlsplit(node.server.endpoint).netloc}"
+    assert status(base + path, "PUT" if "token" in path else "GET", **TTL) == 403
+
+
+def test_secret_path_differs_for_each_node(node: Node) -> None:
+    other = Node()
+    try:
+        assert len({urlsplit(each.server.endpoint).path for each in (node, other)}) == 2
+        assert len(urlsplit(node.server.endpoint).path) > 40
+    finally:
+        other.server.close()
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://127.0.0.1"}, {"Host": "attacker.example"}])
+def test_request_of_a_web_page_is_refused(node: Node, headers: dict[str, str]) -> None:
+    assert status(f"{node.server.endpoint}/latest/api/token", "PUT", **TTL, **headers) == 403
+    assert status(f"{node.server.endpoint}{CONTAINER_CREDENTIALS_PATH}", **headers) == 403
+
+
+def test_container_credentials_are_those_of_the_role(node: Node) -> None:
+    assert json.loads(node.request(CONTAINER_CREDENTIALS_PATH, Host="127.0.0.1"))["AccessKeyId"] == "ASIA1"
 
 
 def test_request_without_a_token_is_unauthorized(node: Node) -> None:
