@@ -20,6 +20,7 @@ from rehearsal.adapter.account import EmulatedAccount, ResourceRequest
 from rehearsal.adapter.errors import AdapterError, UnsupportedInputError
 from rehearsal.adapter.handler import autoname
 from rehearsal.adapter.input_diff import ChangeKind, diff_inputs, format_path
+from rehearsal.adapter.peers import OwnUserOnly
 from rehearsal.adapter.refresh import refresh_inputs, supported_inputs
 
 VERSION = "7.51.1"  # version of the pulumi-aws plugin that this provider replaces
@@ -233,11 +234,16 @@ def _reporting_errors(context: Any) -> Iterator[None]:
 
 @contextmanager
 def serve_provider(provider: Provider) -> Iterator[int]:
-    """Serve the provider on a free loopback port, and yield the port. At exit, wait for the requests in progress."""
+    """Serve the provider to the current user on a free loopback port, and yield the port.
+
+    At exit, wait for the requests in progress.
+    """
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="provider")
-    server = grpc.server(pool, options=[("grpc.max_receive_message_length", -1)])
+    own_user_only = OwnUserOnly()
+    server = grpc.server(pool, interceptors=[own_user_only], options=[("grpc.max_receive_message_length", -1)])
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(provider, server)
     port: int = server.add_insecure_port("127.0.0.1:0")
+    own_user_only.port = port
     server.start()
     try:
         yield port
