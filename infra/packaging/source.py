@@ -1,18 +1,15 @@
 """Pack the source folder of a custom job. Files with secrets are refused."""
 
-import fnmatch
 import stat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from infra.packaging.archive import Entry, Packed, pack
 from infra.packaging.source_files import IGNORE_FILE, source_files
+from trainyard.config.secret_patterns import contains_private_key, is_secret_file
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
 
 LIMIT_BYTES = 64 * 1024 * 1024
-_SECRET_NAMES = (".env", ".env.*", ".netrc", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
-_KEY_MARKER = b"PRIVATE KEY-----"
-_MARKER_BYTES = 4096
 
 
 def pack_source(root: Path, source: str, script: str | None = None) -> Packed:
@@ -27,9 +24,9 @@ def pack_source(root: Path, source: str, script: str | None = None) -> Packed:
     total = 0
     for name in source_files(folder, root):
         path = folder / name
-        reason = _refusal(folder, path)
+        reason = _refusal(folder, PurePosixPath(name))
         if reason:
-            fix = f"Remove it, or add it to {source}/{IGNORE_FILE}"
+            fix = f"Remove it, or add it to {source}/{IGNORE_FILE}. A job reads secrets from job.secrets"
             problems.append(invalid_setting("job.source", f"{source}/{name}", reason, fix, "source_file_refused"))
             continue
         total += path.stat().st_size
@@ -46,17 +43,18 @@ def pack_source(root: Path, source: str, script: str | None = None) -> Packed:
     return pack(entries)
 
 
-def _refusal(folder: Path, path: Path) -> str | None:
+def _refusal(folder: Path, name: PurePosixPath) -> str | None:
     """Return why a file must not be uploaded, or None."""
-    if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _SECRET_NAMES):
+    path = folder / name
+    if is_secret_file(name):
         return "may contain secrets, and every node downloads the archive"
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return "is a symbolic link to a path outside the folder"
     if not path.is_file():
         return "is not a regular file"
-    if not path.resolve().is_relative_to(folder.resolve()):
-        return "is a symbolic link to a file outside the folder"
-    with path.open("rb") as file:
-        if _KEY_MARKER in file.read(_MARKER_BYTES):
-            return "contains a private key, and every node downloads the archive"
+    # A larger file is refused by its size.
+    if path.stat().st_size <= LIMIT_BYTES and contains_private_key(path.read_bytes()):
+        return "contains a private key, and every node downloads the archive"
     return None
 
 

@@ -185,16 +185,41 @@ def test_source_applies_its_ignore_file(job: Job) -> None:
     assert names(job(**{".trainyardignore": ignore}, **files)) == ["sub/runs.py", "train.py"]
 
 
-@pytest.mark.parametrize("name", [".env", ".env.local", "id_rsa", "sub__id_ed25519", ".netrc"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".env", ".env.local", "id_rsa", "sub__id_ed25519", ".netrc", ".npmrc", "sub__.pypirc", ".git-credentials"),
+        *(".aws__credentials", "home__.aws__config", ".aws__sso__cache__a.json", ".docker__config.json"),
+        *(".kube__config", ".cache__huggingface__token", "certificate.p12"),
+    ],
+)
 def test_file_of_secrets_is_refused_by_name(job: Job, name: str) -> None:
     with rejects("source_file_refused", name.replace("__", "/")):
         job(**{"train.py": "1", name: "secret"})
 
 
-def test_private_key_is_refused_under_any_name(job: Job) -> None:
-    key = "-----BEGIN OPENSSH PRIVATE " + "KEY-----\nabc\n"
-    with rejects("source_file_refused", "notes.md"):
-        job(**{"train.py": "1", "notes.md": key})
+def test_refused_file_names_the_ignore_file_and_the_secrets_of_the_job(job: Job) -> None:
+    with rejects("source_file_refused", "job/.npmrc", "every node", "job/.trainyardignore", "job.secrets"):
+        job(**{"train.py": "1", ".npmrc": "secret"})
+
+
+@pytest.mark.parametrize(
+    "name", ["credentials", "config", "id_rsa.pub", "environment", "config.json", "token", "ca.pem"]
+)
+def test_other_file_is_not_refused_by_name(job: Job, name: str) -> None:
+    assert names(job(**{name: "1"})) == [name]
+
+
+@pytest.mark.parametrize("start", ["", "-----BEGIN CERTIFICATE-----\n" + "x" * 9000 + "\n", '{"private_key": "'])
+@pytest.mark.parametrize("end", ["\n", "\\n"])
+def test_private_key_is_refused_under_any_name(job: Job, start: str, end: str) -> None:
+    key = f"{start}-----BEGIN OPENSSH PRIVATE KEY-----{end}abc{end}"
+    with rejects("source_file_refused", "notes.pem"):
+        job(**{"train.py": "1", "notes.pem": key})
+
+
+def test_code_that_compares_with_the_marker_of_a_key_is_not_refused(job: Job) -> None:
+    assert names(job(**{"train.py": 'MARKER = b"-----BEGIN PRIVATE KEY-----"\n'})) == ["train.py"]
 
 
 def test_ignored_secret_is_no_reason_to_refuse(job: Job) -> None:
@@ -213,6 +238,21 @@ def test_link_out_of_the_folder_is_refused(job: Job, tmp_path: Path) -> None:
     (tmp_path / "job/link").symlink_to(tmp_path / "outside")
     with rejects("source_file_refused", "link"):
         job()
+
+
+@pytest.mark.parametrize("target", ["..", "../outside"])
+def test_link_to_a_folder_outside_is_refused(job: Job, tmp_path: Path, target: str) -> None:
+    job(**{"train.py": "1"})
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "job/link").symlink_to(target)
+    with rejects("source_file_refused", "job/link", "outside the folder"):
+        job()
+
+
+def test_link_within_the_folder_is_packed_as_its_file(job: Job, tmp_path: Path) -> None:
+    job(**{"train.py": "1"})
+    (tmp_path / "job/link.py").symlink_to("train.py")
+    assert names(job()) == ["link.py", "train.py"]
 
 
 def test_source_over_the_cap_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

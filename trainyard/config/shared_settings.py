@@ -107,7 +107,8 @@ class JobSpec(StrictModel):
         "file: before its nodes drain, or other nodes join. The built-in trainer always does.",
     )
     environment: dict[VariableName, str] = Field(
-        default_factory=dict, description="Environment variables of the job, not secret."
+        default_factory=dict,
+        description="Environment variables of the job, not secret: names and values of secrets are refused (jobs.md).",
     )
     container: ContainerImage | None = Field(
         None,

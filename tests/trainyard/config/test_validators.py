@@ -40,6 +40,17 @@ CUSTOM = custom_job("mine", ["train.py"])
 OFFLINE = {"network": {"nat_gateway": False}, "node": {"provisioning": "skip"}}
 PRETRAINED = {"kind": "hugging_face", "weights": True}
 KEY = "arn:aws:kms:us-east-1:123456789012:key/mine"
+# The texts are joined here, so that no scanner of this repository reports them.
+CREDENTIALS = {
+    "an AWS access key id": "AKIA" + "B" * 16,
+    "a GitHub token": "ghp_" + "a1" * 18,
+    "a GitLab token": "glpat-" + "a1" * 10,
+    "a Hugging Face token": "hf_" + "a1" * 17,
+    "a Slack token": "xoxb-" + "1" * 12,
+    "an API key": "sk-" + "a1" * 20,
+    "a private key": "-----BEGIN RSA PRIVATE " + "KEY-----",
+    "a password in a URL": "postgres://me:" + "x1@host/db",
+}
 UNEVEN_BATCH = "batch_size_not_divisible"
 EXAMPLES: dict[str, list[Example]] = {
     "one_purchase_option": [
@@ -294,6 +305,29 @@ EXAMPLES: dict[str, list[Example]] = {
     "variables_not_reserved": [
         Example({"job.environment": {"WORLD_SIZE": "7"}}, "job.environment.WORLD_SIZE"),
         Example({"job.secrets": {"AWS_SECRET_ACCESS_KEY": "k"}}, "job.secrets.AWS_SECRET_ACCESS_KEY"),
+        Example({"job.environment": {"AWS_SESSION_TOKEN": "k"}}, "job.environment.AWS_SESSION_TOKEN", ("IAM role",)),
+    ],
+    "secrets_not_in_environment": [
+        Example({"job.environment": {name: "x1"}}, f"job.environment.{name}", (f"job.secrets.{name}", "the name"))
+        for name in ("HF_TOKEN", "WANDB_API_KEY", "token", "S3_SECRET", "DB_PASSWORD", "PASSWORD_OF_DB", "MY_KEY")
+    ]
+    + [
+        Example({"job.environment": {"NOTE": f"see {value}"}}, "job.environment.NOTE", (f"contains {kind}",))
+        for kind, value in CREDENTIALS.items()
+    ],
+    "secrets_not_in_command": [
+        Example({**CUSTOM, "job.command": ["train.py", *arguments]}, f"job.command.{number}", ("job.secrets",))
+        for arguments, number in (
+            (["--hf-token=x1"], 1),
+            (["--hf-token", "x1"], 2),
+            (["HF_TOKEN=x1"], 1),
+            ([CREDENTIALS["a GitHub token"]], 1),
+        )
+    ]
+    + [Example({**CUSTOM, "job.dry_run": ["train.py", "--api-key=x1"]}, "job.dry_run.1", ("--api-key",))],
+    "secrets_not_in_node_variables": [
+        Example({"node.variables": {"registry": {"password": "x1"}}}, "node.variables.registry", ("job.secrets",)),
+        Example({"node.variables": {"urls": ["https://me:x1@host/"]}}, "node.variables.urls", ("in a URL",)),
     ],
     "time_limit_after_startup": [
         Example({"job.time_limit_minutes": 45}, "job.time_limit_minutes", ("= 45.0",)),
@@ -363,6 +397,14 @@ def test_problem_has_a_one_line_reason_and_fix(name: str, example: Example, root
         assert not part.endswith(".")
     assert problem.fix[0].isupper()
     assert "\n" not in str(problem)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith("secrets_not_in")])
+def test_problem_of_a_secret_does_not_repeat_it(name: str, root: Path) -> None:
+    for example in EXAMPLES[name]:
+        (problem,) = BY_NAME[name](StackSettings.model_validate(changed(example.changes)), root)
+        assert problem.value is None
+        assert not [value for value in ("x1", *CREDENTIALS.values()) if value in str(problem)]
 
 
 @each_validator

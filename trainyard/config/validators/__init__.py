@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainyard.config.settings import StackSettings
-from trainyard.config.validators import cost, data, hardware, job, network, node, source, storage, unused
+from trainyard.config.validators import cost, data, hardware, job, network, node, secrets, source, storage, unused
 from trainyard.errors import Problem
 
 Validator = Callable[[StackSettings, Path], Iterator[Problem]]
 
-JOB_VALIDATORS: tuple[Validator, ...] = job.VALIDATORS
+JOB_VALIDATORS: tuple[Validator, ...] = (*job.VALIDATORS, *secrets.VALIDATORS)
 VALIDATORS: tuple[Validator, ...] = (
     *hardware.VALIDATORS,
     *network.VALIDATORS,

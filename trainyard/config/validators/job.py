@@ -17,6 +17,7 @@ _RESERVED_VARIABLES = {
     *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA_URI", "CHECKPOINT_URI", "RESULTS_URI", "RESUME_URI"),
     *("METRICS_DIR", "CHECKPOINT_REQUEST", "MODEL_URI", "MODEL_PATH"),
 }
+_CREDENTIAL_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _RESERVED_PREFIXES = ("AWS_", "TORCHELASTIC_", "TRAINYARD_")
 
 
@@ -145,7 +146,10 @@ def variables_not_reserved(settings: StackSettings, root: Path) -> Iterator[Prob
         for name, value in sorted(getattr(settings.job, part).items()):
             if name in _RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES):
                 reason = "reserved for torchrun, the AWS SDKs or the node's agent"
-                yield invalid_setting(f"job.{part}.{name}", value, reason, "Choose another name")
+                shown, fix = value, "Choose another name"
+                if name in _CREDENTIAL_VARIABLES:  # the message does not repeat the value
+                    shown, fix = None, "Remove it: the job has the permissions of the node's IAM role"
+                yield invalid_setting(f"job.{part}.{name}", shown, reason, fix)
 
 
 def time_limit_after_startup(settings: StackSettings, root: Path) -> Iterator[Problem]:
