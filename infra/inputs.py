@@ -25,7 +25,7 @@ from infra.packaging.bundle import files_missing_in_bundle, pack_bundle
 from infra.packaging.files import ROOT
 from infra.packaging.source import pack_source
 from infra.scope import Scope
-from infra.validators.account import unsearched_zones, validate_account
+from infra.validators.account import unlimited_exports, unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
 from infra.validators.data import validate_sources
 from infra.validators.deployed import validate_deployed, validate_region
@@ -71,7 +71,8 @@ def read_inputs(project: Project) -> Inputs:
     validate_sources(settings, facts, *sources, retained.staging_bucket is not None)
     profile = pulumi.Config("aws").get("profile") or selected_profile()
     credentials = expiring_credentials(os.environ, settings, datetime.now(UTC), profile)
-    for warning in filter(None, (credentials, unsearched_zones(stack, settings, facts))):
+    warnings = (credentials, unsearched_zones(stack, settings, facts), unlimited_exports(settings))
+    for warning in filter(None, warnings):
         pulumi.log.warn(warning)
     _compare_types_with_catalog(settings)
     return Inputs(

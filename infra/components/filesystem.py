@@ -73,7 +73,8 @@ class FileSystem(pulumi.ComponentResource):
     def _associate_prefixes(self, args: FileSystemArgs, lustre: aws.fsx.LustreFileSystem) -> None:
         """Link the datasets and the exports, as the settings require.
 
-        Other prefixes are not linked: each object of a run would become an inode of the metadata server.
+        Other prefixes are not linked: each object of a run would become an inode of the metadata server. The policy of
+        the data bucket denies FSx all writes except to the exports (bucket_policy.limit_fsx_exports).
         """
         if args.settings.data_repository:
             imported = aws.fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(events=_IMPORTED_EVENTS)

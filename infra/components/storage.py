@@ -7,6 +7,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.bucket_policy import limit_fsx_exports, policy_document, require_tls
 from infra.scope import Scope
 from trainyard.aws import tags
 from trainyard.aws.s3 import ABORT_UPLOADS_DAYS
@@ -77,7 +78,8 @@ class DataBucket(pulumi.ComponentResource):
         rules = [_abort_uploads(), _expire_noncurrent(args.noncurrent_version_days)]
         if args.archive_after_days is not None:
             rules.append(_archive_marked(args.archive_after_days))
-        _configure(name, bucket, rules, key_arn=args.key_arn, versioned=True, opts=retain)
+        statements = [limit_fsx_exports(bucket.arn, args.scope)]
+        _configure(name, bucket, rules, args.key_arn, versioned=True, opts=retain, statements=statements)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
@@ -166,23 +168,6 @@ def _encrypt(key_arn: pulumi.Input[str] | None) -> aws.s3.BucketServerSideEncryp
     )
 
 
-def _require_tls(bucket: aws.s3.Bucket) -> dict[str, Any]:
-    """Return the bucket policy that denies requests without TLS."""
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Sid": "RequireTls",
-                "Effect": "Deny",
-                "Principal": "*",
-                "Action": "s3:*",
-                "Resource": [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")],
-                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-            }
-        ],
-    }
-
-
 def _configure(
     name: str,
     bucket: aws.s3.Bucket,
@@ -190,8 +175,12 @@ def _configure(
     key_arn: pulumi.Input[str] | None,
     versioned: bool,
     opts: pulumi.ResourceOptions,
+    statements: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Configure a bucket: no public access, encryption, versioning, lifecycle, TLS. S3 refuses parallel calls."""
+    """Configure a bucket: no public access, encryption, versioning, lifecycle, policy. S3 refuses parallel calls.
+
+    `statements`: of the bucket policy, which also requires TLS.
+    """
 
     def after(*dependencies: pulumi.Resource) -> pulumi.ResourceOptions:
         return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=list(dependencies)))
@@ -223,6 +212,5 @@ def _configure(
         transition_default_minimum_object_size="varies_by_storage_class",
         opts=after(previous),
     )
-    aws.s3.BucketPolicy(
-        name, bucket=bucket.bucket, policy=pulumi.Output.json_dumps(_require_tls(bucket)), opts=after(previous)
-    )
+    document = policy_document(require_tls(bucket.arn), *statements)
+    aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=document, opts=after(previous))

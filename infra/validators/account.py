@@ -307,6 +307,16 @@ def unsearched_zones(stack: str, settings: StackSettings, facts: AccountFacts) -
     )
 
 
+def unlimited_exports(settings: StackSettings) -> str | None:
+    """Return a warning if FSx is linked to a bucket of the user, to whose policy the stack adds nothing, else None."""
+    if not settings.storage.bucket or not settings.fsx or not settings.fsx.linked:
+        return None
+    return (
+        f"root on a node can write files below the linked paths of FSx to {settings.storage.bucket} "
+        "(lfs hsm_archive): add the statement of docs/deploy.md, FSx and a bucket of yours, to the policy of the bucket"
+    )
+
+
 def validate_account(settings: StackSettings, facts: AccountFacts, is_up: bool) -> None:
     """Raise InputError with every problem. If the cluster exists (`is_up`), time-dependent problems are warnings.
 

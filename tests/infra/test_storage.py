@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from rehearsal.adapter.deployment import Deployment, Resource
+from rehearsal.aws.iam.policies import AccessRequest, Principal, evaluate_policies
 from tests.infra.conftest import templates_of
 from trainyard.models.layout import WHEELS
 from trainyard.operations.job_source import MAX_AGE_SECONDS
 
 BUCKET, KEY = "aws:s3/bucket:Bucket", "aws:kms/key:Key"
 VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
+POLICY = "aws:s3/bucketPolicy:BucketPolicy"
 LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 
 
@@ -57,7 +59,7 @@ def test_buckets_are_encrypted_private_and_tls_only(shipped: Deployment, bucket:
     block = {key: value for key, value in kinds["BucketPublicAccessBlock"].items() if key != "bucket"}
     assert len(block) == 4
     assert all(block.values())
-    (statement,) = json.loads(kinds["BucketPolicy"]["policy"])["Statement"]
+    statement = json.loads(kinds["BucketPolicy"]["policy"])["Statement"][0]
     assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
     assert statement["Resource"][1] == statement["Resource"][0] + "/*"
 
@@ -150,6 +152,36 @@ def test_export_has_its_own_prefix_and_exports_no_deletions(changed: Callable[..
     assert association.inputs["fileSystemPath"] == "/exports"
     assert association.inputs["dataRepositoryPath"] == f"s3://{run.exports['data_bucket']}/exports/"
     assert association.inputs["s3"] == {"autoExportPolicy": {"events": ["NEW", "CHANGED"]}}
+
+
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion", "s3:PutObjectTagging"])
+def test_fsx_writes_to_the_exports_only(shipped: Deployment, action: str) -> None:
+    """`lfs hsm_archive` on a node exports a file of any linked path, with the role of FSx."""
+    document = shipped.resource(POLICY, "data").inputs["policy"]
+    bucket = shipped.resource(BUCKET, "trainyard-data").outputs["arn"]
+
+    def decide(role: str, key: str) -> str | None:
+        arn = f"arn:aws:iam::123456789012:role/{role}"
+        request = AccessRequest(action, f"{bucket}/{key}", {"aws:principalarn": arn})
+        return evaluate_policies([document], request, Principal(frozenset([arn])))
+
+    fsx = "aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-01234567890"
+    keys = ("datasets/d/index.json", "runs/r/run.json", "archived.json", "exports", "exportsx/a")
+    assert {key: decide(fsx, key) for key in keys} == dict.fromkeys(keys, "Deny")
+    assert decide(fsx, "exports/a") is None
+    assert {decide("workers", key) for key in keys} == {None}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "fsx", "warns"),
+    [("our-data", {"export": True}, True), (None, {"export": True}, False), ("our-data", {}, False)],
+)
+def test_preview_warns_of_a_linked_bucket_without_the_policy(
+    changed: Callable[..., Deployment], caplog: pytest.LogCaptureFixture, bucket: str | None, fsx: Any, warns: bool
+) -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/0f1e2d3c"
+    changed("h200-cluster", storage={"bucket": bucket, "kms_key": key}, fsx=fsx)
+    assert any("lfs hsm_archive" in each.getMessage() for each in caplog.records) == warns
 
 
 @pytest.mark.parametrize(

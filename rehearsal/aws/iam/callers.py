@@ -18,6 +18,11 @@ from rehearsal.aws.storage.keys import find_key
 _NO_SOURCE_CONTEXT = dict.fromkeys(["aws:sourcearn", "aws:sourceaccount", "aws:sourceowner"])
 
 
+def principal_context(arn: str) -> dict[str, str | None]:
+    """Return the condition keys of a principal of this account: for a role session, the ARN of the role."""
+    return {"aws:principalarn": arn, "aws:principalaccount": ACCOUNT, **_NO_SOURCE_CONTEXT}
+
+
 class Caller:
     """A role session and its call."""
 
@@ -49,9 +54,7 @@ class Caller:
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies.html#policies_session
         """
-        request = request.with_context(
-            {"aws:principalarn": self._role_arn, "aws:principalaccount": ACCOUNT, **_NO_SOURCE_CONTEXT}
-        )
+        request = request.with_context(principal_context(self._role_arn))
         identity = evaluate_policies(self._policies, request)
         boundary = evaluate_policies(self._boundary, request) if self._boundary else "Allow"
         session = evaluate_policies(self._session_policies, request) if self._session_policies else "Allow"
@@ -67,6 +70,11 @@ class Caller:
             policy = "resource-based" if key and identity == "Allow" else "identity-based"
             return f"because no {policy} policy allows the {request.action} action"
         return None if boundary == "Allow" else f"because no permissions boundary allows the {request.action} action"
+
+    @property
+    def context(self) -> dict[str, str | None]:
+        """The condition keys of the principal."""
+        return principal_context(self._role_arn)
 
     @property
     def principal(self) -> Principal:

@@ -5,7 +5,7 @@ from typing import Any
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
 
-from rehearsal.aws.iam.callers import CALLER
+from rehearsal.aws.iam.callers import CALLER, principal_context
 from rehearsal.aws.iam.policies import AccessRequest, Principal, account_principals, evaluate_policies
 from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.process import ACCOUNT
@@ -13,13 +13,15 @@ from rehearsal.aws.process import ACCOUNT
 _RESULTS = {"Allow": PermissionResult.PERMITTED, "Deny": PermissionResult.DENIED, None: PermissionResult.NEUTRAL}
 # Principal of a call with a key that belongs to no role.
 _ACCOUNT_ROOT = Principal(account_principals(ACCOUNT))
+_ROOT_CONTEXT = principal_context(f"arn:aws:iam::{ACCOUNT}:root")
 
 
 def install() -> None:
     """Evaluate bucket policies with rehearsal.aws.iam.policies instead of moto."""
 
     def get_permission(self: Any, action: str, resource: str) -> Any:
-        caller, request = CALLER.get(), AccessRequest(action, resource)
+        caller = CALLER.get()
+        request = AccessRequest(action, resource, caller.context if caller else _ROOT_CONTEXT)
         # DeleteObjects reports a denial per key.
         if caller is not None and caller.call.operation == "DeleteObjects" and not caller.is_allowed(request):
             return PermissionResult.DENIED

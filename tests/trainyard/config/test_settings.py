@@ -42,6 +42,8 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("fsx", {"metadata_iops": 2000}, "fsx.metadata_iops", "invalid_metadata_iops"),
     ("fsx", {"metadata_iops": 204000}, "fsx.metadata_iops", "invalid_metadata_iops"),
     ("fsx", {"throughput_mbps_per_tib": 300}, "fsx.throughput_mbps_per_tib", "literal_error"),
+    ("fsx", {"export": "runs/"}, "fsx.export", "bool_parsing"),
+    ("fsx", {"data_repository": "runs/"}, "fsx.data_repository", "bool_parsing"),
     ("root_volume_gib", 8, "root_volume_gib", "greater_than_equal"),
     ("launch", {"lease_minutes": 1}, "launch.lease_minutes", "greater_than_equal"),
     ("node", {"provisioning": "magic"}, "node.provisioning", "literal_error"),

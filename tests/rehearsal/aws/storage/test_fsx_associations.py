@@ -1,13 +1,17 @@
 """File systems linked to S3, their backups and their keys."""
 
+import json
+from functools import partial
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.polling import eventually
 from tests.rehearsal.aws.conftest import Client, Network
+from tests.rehearsal.aws.iam.test_authorization import ALLOWED, DENIED, outcome, session
+from tests.rehearsal.aws.iam.test_identity import TRUST
 from tests.rehearsal.aws.storage.test_fsx import await_available, make
 
 BACKED_UP = {
@@ -177,3 +181,30 @@ def test_scratch_file_system_does_not_support(client: Client, network: Network, 
     if "KmsKeyId" in overrides:
         overrides = {"KmsKeyId": client("kms").create_key()["KeyMetadata"]["KeyId"]}
     assert refused(lambda: make(client, network, **{**SCRATCH, **overrides})) == "BadRequest"
+
+
+def document(statement: dict[str, Any]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+
+
+def test_service_role_of_fsx_is_limited_by_the_bucket_policy(aws: EmulatedAws, client: Client, bucket: str) -> None:
+    """The role has permissions for the whole bucket, and a Deny of the bucket policy takes precedence."""
+    role = f"AWSServiceRoleForFSxS3Access_fs-{bucket}"
+    path = "/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/"
+    client("iam").create_role(RoleName=role, Path=path, AssumeRolePolicyDocument=TRUST)
+    allowed = {"Effect": "Allow", "Action": "s3:*", "Resource": f"arn:aws:s3:::{bucket}/*"}
+    client("iam").put_role_policy(RoleName=role, PolicyName="s3", PolicyDocument=document(allowed))
+    s3 = session(aws, client, f"{path[1:]}{role}")("s3")
+    put = partial(s3.put_object, Bucket=bucket, Body=b"")
+    assert outcome(lambda: put(Key="datasets/d/index.json")) == ALLOWED
+    denied = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": ["s3:PutObject"],
+        "NotResource": [f"arn:aws:s3:::{bucket}/exports/*"],
+        "Condition": {"ArnLike": {"aws:PrincipalArn": f"arn:aws:iam::{ACCOUNT}:role{path}AWSServiceRoleForFSx*"}},
+    }
+    client("s3").put_bucket_policy(Bucket=bucket, Policy=document(denied))
+    assert outcome(lambda: put(Key="datasets/d/index.json")) == DENIED
+    assert outcome(lambda: put(Key="exports/a")) == ALLOWED
+    assert outcome(lambda: client("s3").put_object(Bucket=bucket, Key="datasets/a", Body=b"")) == ALLOWED
