@@ -55,6 +55,7 @@ def create_identity(inputs: Inputs, storage: Storage) -> Identity:
             sources=list(settings.job.s3_sources.values()),
             source_keys=settings.job.kms_keys,
             image=settings.ecr_image,
+            lock_results_days=settings.storage.lock_results_days,
         ),
     )
 

@@ -36,6 +36,8 @@ def create_storage(inputs: Inputs) -> Storage:
             key_arn=key.arn,
             noncurrent_version_days=settings.noncurrent_version_days,
             archive_after_days=settings.archive_after_days,
+            lock_results=settings.lock_results_days is not None,
+            access_log_bucket=settings.access_log_bucket,
         ),
     )
     staging = StagingBucket("staging", StagingArgs(scope=scope))

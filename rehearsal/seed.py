@@ -75,13 +75,16 @@ def account_seed(
     # A key encrypts objects of its region only.
     source_region = job.kms_keys[0].split(":")[3] if job.kms_keys else region
     buckets = {split_s3_uri(uri)[0]: source_region for uri in job.s3_sources.values()}
-    buckets |= {storage.bucket: region} if storage.bucket else {}
+    buckets |= {name: region for name in (storage.bucket, storage.access_log_bucket) if name}
     return AccountSeed(
         region=region,
         reservations=reservations,
         networks=networks,
         keys=tuple(SeedKey(id=arn.rpartition("/")[2], region=arn.split(":")[3]) for arn in keys),
-        buckets=tuple(SeedBucket(name=name, region=bucket_region) for name, bucket_region in buckets.items()),
+        buckets=tuple(
+            SeedBucket(name=name, region=bucket_region, receives_access_logs=name == storage.access_log_bucket)
+            for name, bucket_region in buckets.items()
+        ),
     )
 
 

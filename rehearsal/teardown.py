@@ -22,7 +22,7 @@ from rehearsal.timeline import fill_timeline
 from rehearsal.workspace import LOGS
 from trainyard.aws import tags
 from trainyard.aws.s3 import Bucket
-from trainyard.models.report import Substitution
+from trainyard.models.report import NotRehearsed, Substitution
 from trainyard.operations.cluster import Cluster
 from trainyard.operations.runs import read_logs
 
@@ -167,6 +167,9 @@ class Teardown:
                 )
             )
         result.not_rehearsed += [*self.engine.not_rehearsed(), *self.backend.not_rehearsed()]
+        if self.context.settings.storage.access_log_bucket:
+            reason = "the emulated S3 checks their configuration and delivers none"
+            result.not_rehearsed.append(NotRehearsed(subject="S3 server access logs", reason=reason))
 
     def record_skipped_roles(self, deployment: Deployment) -> None:
         """Add the roles that the nodes' playbooks skipped to the report."""

@@ -32,6 +32,7 @@ class IdentityArgs:
     `key_arn` is the KMS key of the data bucket, `secrets` the names of the SSM parameters of the job, `wheels` the S3
     prefix (s3://bucket/prefix/) of Python packages, `sources` the S3 prefixes of the job's data and model in other
     buckets and `source_keys` the ARNs of their KMS keys, `image` the container image of the job in ECR.
+    `lock_results_days`: days for which the head may lock results, or None.
     """
 
     scope: Scope
@@ -43,6 +44,7 @@ class IdentityArgs:
     sources: Sequence[str]
     source_keys: Sequence[str]
     image: EcrImage | None
+    lock_results_days: int | None
 
 
 class Identity(pulumi.ComponentResource):
@@ -225,6 +227,21 @@ def _image(args: IdentityArgs) -> list[Statement]:
     ]
 
 
+def _lock_results(args: IdentityArgs) -> list[Statement]:
+    """Allow locks of results in governance mode, at most for the days of the settings and one for the clocks.
+
+    Without the limits a compromised head could lock objects for many years, in a mode that nobody can remove.
+    """
+    if args.lock_results_days is None:
+        return []
+    condition = {
+        "StringEquals": {"s3:object-lock-mode": "GOVERNANCE"},
+        "NumericLessThanEquals": {"s3:object-lock-remaining-retention-days": str(args.lock_results_days + 1)},
+    }
+    results = _objects(args.data_bucket_arn, "runs/*/results/*")
+    return [_allow("LockResults", ["s3:PutObjectRetention"], results, Condition=condition)]
+
+
 def _head(args: IdentityArgs) -> list[Statement]:
     """Permissions of the controller: lease, capacity and instance health of the stack's groups, run records, events."""
     return [
@@ -254,6 +271,7 @@ def _head(args: IdentityArgs) -> list[Statement]:
         _allow("WriteHeadEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, "head/*")),
         _allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, "runs/*", layout.REPLACED_NODES)),
         _allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_CONTROLLER_KEYS)),
+        *_lock_results(args),
         *_wheels(args),
     ]
 

@@ -107,6 +107,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
             "smaller_sizes": list(settings.smaller_sizes),
             "max_startup_replacements": settings.launch.max_startup_replacements,
             "replacement_minutes": settings.launch.replacement_minutes,
+            "lock_results_days": settings.storage.lock_results_days,
             **job.limits,
         },
     }

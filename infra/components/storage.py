@@ -36,7 +36,7 @@ class DataArgs:
 
     `existing` is the name of a bucket to use unchanged, `retained` the name of a retained bucket to import. `kms_key`
     (None: the stack's own key), `noncurrent_version_days` and `archive_after_days`: see
-    trainyard.config.settings.storage.
+    trainyard.config.settings.storage. `lock_results`: enable Object Lock; `access_log_bucket`: of the access logs.
     """
 
     scope: Scope
@@ -46,6 +46,8 @@ class DataArgs:
     key_arn: pulumi.Input[str]
     noncurrent_version_days: int
     archive_after_days: int | None
+    lock_results: bool = False
+    access_log_bucket: str | None = None
 
 
 class DataBucket(pulumi.ComponentResource):
@@ -79,7 +81,8 @@ class DataBucket(pulumi.ComponentResource):
         if args.archive_after_days is not None:
             rules.append(_archive_marked(args.archive_after_days))
         statements = [limit_fsx_exports(bucket.arn, args.scope)]
-        _configure(name, bucket, rules, args.key_arn, versioned=True, opts=retain, statements=statements)
+        last = _configure(name, bucket, rules, args.key_arn, versioned=True, opts=retain, statements=statements)
+        _protect(name, bucket, args, last, retain)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
@@ -176,14 +179,11 @@ def _configure(
     versioned: bool,
     opts: pulumi.ResourceOptions,
     statements: Sequence[dict[str, Any]] = (),
-) -> None:
+) -> pulumi.Resource:
     """Configure a bucket: no public access, encryption, versioning, lifecycle, policy. S3 refuses parallel calls.
 
-    `statements`: of the bucket policy, which also requires TLS.
+    `statements`: of the bucket policy, which also requires TLS. Returns the last resource.
     """
-
-    def after(*dependencies: pulumi.Resource) -> pulumi.ResourceOptions:
-        return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=list(dependencies)))
 
     previous: pulumi.Resource = aws.s3.BucketPublicAccessBlock(
         name,
@@ -198,11 +198,11 @@ def _configure(
         name,
         bucket=bucket.bucket,
         rules=[_encrypt(key_arn)],
-        opts=after(previous),
+        opts=_after(previous, opts),
     )
     if versioned:
         previous = aws.s3.BucketVersioning(
-            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=after(previous)
+            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=_after(previous, opts)
         )
     previous = aws.s3.BucketLifecycleConfiguration(
         name,
@@ -210,7 +210,34 @@ def _configure(
         rules=list(rules),
         # By default S3 would not archive the small files of a checkpoint.
         transition_default_minimum_object_size="varies_by_storage_class",
-        opts=after(previous),
+        opts=_after(previous, opts),
     )
     document = policy_document(require_tls(bucket.arn), *statements)
-    aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=document, opts=after(previous))
+    return aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=document, opts=_after(previous, opts))
+
+
+def _protect(
+    name: str, bucket: aws.s3.Bucket, args: DataArgs, previous: pulumi.Resource, opts: pulumi.ResourceOptions
+) -> None:
+    """Enable Object Lock and access logs, as the settings require.
+
+    Object Lock has no default retention, which would also lock checkpoints and records: the controller locks results.
+    An attribute of the bucket would replace an existing bucket; this resource enables Object Lock for it. Source:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-lock-configure.html
+    """
+    if args.lock_results:
+        previous = aws.s3.BucketObjectLockConfiguration(
+            name, bucket=bucket.bucket, object_lock_enabled="Enabled", opts=_after(previous, opts)
+        )
+    if args.access_log_bucket is not None:
+        aws.s3.BucketLogging(
+            name,
+            bucket=bucket.bucket,
+            target_bucket=args.access_log_bucket,
+            target_prefix=f"access-logs/{args.scope.stack}/",
+            opts=_after(previous, opts),
+        )
+
+
+def _after(previous: pulumi.Resource, opts: pulumi.ResourceOptions) -> pulumi.ResourceOptions:
+    return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[previous]))

@@ -59,9 +59,10 @@ class AccountFacts:
     """Facts of the account.
 
     `offers` are pairs of Availability Zone and instance type, `zones` the usable Availability Zones, `quotas` maps
-    codes to values. `key_state` and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable.
-    `held` is the capacity reservation of `trainyard reserve`, `head_zone` the zone of the head's subnet in a deployed
-    stack. `missing` are the problems of resources in the settings that AWS did not return.
+    codes to values. `bucket_region` and `access_log_region` are of the existing buckets in the settings. `key_state`
+    and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable. `held` is the capacity reservation
+    of `trainyard reserve`, `head_zone` the zone of the head's subnet in a deployed stack. `missing` are the problems of
+    resources in the settings that AWS did not return.
     """
 
     partition: str
@@ -76,6 +77,7 @@ class AccountFacts:
     head_zone: str | None = None
     subnet: SubnetFacts | None = None
     bucket_region: str | None = None
+    access_log_region: str | None = None
     key_state: str | None = None
     key_policy: str | None = None
     missing: tuple[Problem, ...] = ()
@@ -135,7 +137,8 @@ def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
         settings.network.existing,
         settings.node_services,
     )
-    bucket, configured_key = settings.storage.bucket, settings.storage.kms_key
+    bucket, logs = settings.storage.bucket, settings.storage.access_log_bucket
+    configured_key = settings.storage.kms_key
     key = configured_key if configured_key and region_of(configured_key) == region else None
     problems: list[Problem] = []
     return AccountFacts(
@@ -150,7 +153,8 @@ def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
         held=look_up_held_capacity(stack) if settings.reserves_any_capacity else None,
         head_zone=None if existing else look_up_head_zone(stack),
         subnet=_collect(lambda: look_up_subnet(existing, region, services), problems) if existing else None,
-        bucket_region=_collect(lambda: look_up_bucket(bucket), problems) if bucket else None,
+        bucket_region=_collect(lambda: look_up_bucket("bucket", bucket), problems) if bucket else None,
+        access_log_region=_collect(lambda: look_up_bucket("access_log_bucket", logs), problems) if logs else None,
         key_state=_collect(lambda: look_up_key(key), problems) if key else None,
         key_policy=look_up_key_policy(key) if key else None,
         missing=tuple(problems),
@@ -225,12 +229,12 @@ def _find_reservation(name: str) -> ReservationFacts | None:
         raise
 
 
-def look_up_bucket(bucket: str) -> str:
-    """Return the region of an existing bucket."""
+def look_up_bucket(key: str, bucket: str) -> str:
+    """Return the region of an existing bucket. `key`: of `storage`, for the error."""
     try:
         return aws.s3.get_bucket(bucket=bucket).bucket_region
     except Exception as error:
-        raise lookup_error("storage.bucket", bucket, error) from error
+        raise lookup_error(f"storage.{key}", bucket, error) from error
 
 
 def region_of(arn: str) -> str:

@@ -208,11 +208,12 @@ def quotas_sufficient(settings: StackSettings, facts: AccountFacts) -> Iterator[
 
 
 def data_in_stack_region(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
-    """Existing bucket and KMS key are in the region of the stack."""
+    """Existing buckets and KMS key are in the region of the stack."""
     storage = settings.storage
     key_region = region_of(storage.kms_key) if storage.kms_key else None
     for key, value, region in (
         ("bucket", storage.bucket, facts.bucket_region),
+        ("access_log_bucket", storage.access_log_bucket, facts.access_log_region),
         ("kms_key", storage.kms_key, key_region),
     ):
         if region is not None and region != facts.region:

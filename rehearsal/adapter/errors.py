@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 # Error codes of resources that do not exist. Auto Scaling uses one code for everything: there the message matters too.
 _MISSING_CODES = re.compile(
     r"\S+\.NotFound|(Resource)?NotFound(Exception)?\b|NoSuch\w+|FileSystemNotFound"
-    r"|ServerSideEncryptionConfigurationNotFoundError"
+    r"|ServerSideEncryptionConfigurationNotFoundError|ObjectLockConfigurationNotFoundError"
     r"|DataRepositoryAssociationNotFound|NatGatewayNotFound|Gateway\.NotAttached"
     r"|InvalidPlacementGroup\.Unknown|ValidationError (No Lifecycle Hook found|AutoScalingGroup name not found)"
 )

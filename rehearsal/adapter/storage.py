@@ -221,6 +221,48 @@ class Lifecycle(_Setting):
         return {"rules": to_input_names(response["Rules"], ID="id")}
 
 
+class ObjectLock(_Setting):
+    """Object Lock of a versioned bucket, without a default retention."""
+
+    type = "aws:s3/bucketObjectLockConfiguration:BucketObjectLockConfiguration"
+    keys = input_keys("bucket", "objectLockEnabled")
+    put_operation, get_operation = "put_object_lock_configuration", "get_object_lock_configuration"
+
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
+        return {"ObjectLockConfiguration": call.api_arguments(objectLockEnabled="ObjectLockEnabled")}
+
+    def current(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response of the get operation under the inputs' names, without the bucket."""
+        return {"objectLockEnabled": response["ObjectLockConfiguration"]["ObjectLockEnabled"]}
+
+    def delete(self, call: HandlerCall) -> None:
+        """Keep the setting: S3 cannot disable it."""
+
+
+class Logging(_Setting):
+    """Server access logging of a bucket."""
+
+    type = "aws:s3/bucketLogging:BucketLogging"
+    keys = input_keys("bucket", "targetBucket", "targetPrefix")
+    put_operation, get_operation = "put_bucket_logging", "get_bucket_logging"
+
+    def arguments(self, call: HandlerCall) -> dict[str, Any]:
+        """Return the arguments of the put operation, without the bucket."""
+        target = call.api_arguments(targetBucket="TargetBucket", targetPrefix="TargetPrefix")
+        return {"BucketLoggingStatus": {"LoggingEnabled": target}}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current setting, or None when the bucket has none."""
+        response = call.aws.client("s3").get_bucket_logging(Bucket=call.id)
+        target = response.get("LoggingEnabled")
+        return target and ReadResult(inputs={"bucket": call.id, **to_input_names(target)})
+
+    def delete(self, call: HandlerCall) -> None:
+        """Disable access logging."""
+        call.aws.client("s3").put_bucket_logging(Bucket=call.inputs["bucket"], BucketLoggingStatus={})
+
+
 class Object(Handler):
     """An S3 object with the content of a file or a text."""
 
@@ -284,4 +326,14 @@ def _content(inputs: Mapping[str, Any]) -> bytes:
     return Path(inputs["source"].path).read_bytes() if text is None else str(text).encode()
 
 
-HANDLERS = (Bucket(), Versioning(), Encryption(), PublicAccessBlock(), Policy(), Lifecycle(), Object())
+HANDLERS = (
+    Bucket(),
+    Versioning(),
+    Encryption(),
+    PublicAccessBlock(),
+    Policy(),
+    Lifecycle(),
+    ObjectLock(),
+    Logging(),
+    Object(),
+)

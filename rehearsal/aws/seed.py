@@ -48,6 +48,7 @@ def create_seed_resources(account_seed: AccountSeed) -> None:
         if find_bucket(bucket.name) is None:
             created: Any = s3_backends[ACCOUNT]["aws"].create_bucket(bucket.name, bucket.region or account_seed.region)
             created.versioning_status = "Enabled" if bucket.versioned else None
+            created.policy = _log_policy(bucket.name) if bucket.receives_access_logs else None
 
 
 def _key_policy() -> str:
@@ -60,6 +61,18 @@ def _key_policy() -> str:
         {**allow, "Principal": {"AWS": "*"}, "Condition": condition},
     ]
     return json.dumps({"Version": "2012-10-17", "Statement": statements})
+
+
+def _log_policy(bucket: str) -> bytes:
+    """Return a policy for the delivery of server access logs of the account's buckets."""
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"Service": "logging.s3.amazonaws.com"},
+        "Action": ["s3:PutObject"],
+        "Resource": f"arn:aws:s3:::{bucket}/access-logs/*",
+        "Condition": {"StringEquals": {"aws:SourceAccount": ACCOUNT}},
+    }
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]}).encode()
 
 
 def _validate_reservation(backend: Any, seed: SeedReservation) -> None:

@@ -67,6 +67,9 @@ class SeedBucket(StrictModel):
     name: str = Field(description="Bucket name.")
     region: str | None = Field(default=None, description="Its region; none: that of the other resources.")
     versioned: bool = Field(default=True, description="Whether versioning is enabled.")
+    receives_access_logs: bool = Field(
+        default=False, description="Whether its policy allows S3 to write server access logs."
+    )
 
 
 class AccountSeed(StrictModel):

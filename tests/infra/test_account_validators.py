@@ -346,6 +346,12 @@ EXAMPLES: dict[str, list[Example]] = {
             ("= 'mine'", "is in eu-west-1, and the stack in us-east-1"),
         ),
         Example(
+            {"bucket_regions": {"logs": "eu-west-1"}},
+            {"storage": {"access_log_bucket": "logs"}},
+            "storage.access_log_bucket",
+            ("= 'logs'", "is in eu-west-1, and the stack in us-east-1"),
+        ),
+        Example(
             {},
             {"storage": {"kms_key": KEY.replace("us-east-1", "eu-west-1")}},
             "storage.kms_key",
@@ -409,6 +415,7 @@ MISSING: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"networks": {}}, {"network": EXISTING}, "network.existing.vpc_id", VPC),
     ({"networks": {VPC: StaticNetwork(subnets=())}}, {"network": EXISTING}, "network.existing.subnet_id", SUBNET),
     ({"bucket_regions": {}}, {"storage": {"bucket": "mine"}}, "storage.bucket", "reading S3"),
+    ({"bucket_regions": {}}, {"storage": {"access_log_bucket": "logs"}}, "storage.access_log_bucket", "reading S3"),
     ({"key_states": {}}, {"storage": {"kms_key": KEY}}, "storage.kms_key", "reading KMS"),
 ]
 CASES = [(name, example) for name, examples in EXAMPLES.items() for example in examples]

@@ -144,6 +144,18 @@ def test_workers_read_the_named_secrets_only(local: Deployment, changed: Callabl
     assert statement["Resource"] == ["arn:aws:ssm:us-east-1:123456789012:parameter/team/token"]
 
 
+def test_head_locks_results_for_the_days_of_the_settings(changed: Callable[..., Deployment], local: Deployment) -> None:
+    run = changed(storage={"lock_results_days": 30})
+    (statement,) = [each for each in policy_of(run, "identity-head") if "s3:PutObjectRetention" in each["Action"]]
+    assert [resource.partition("/")[2] for resource in statement["Resource"]] == ["runs/*/results/*"]
+    assert statement["Condition"] == {
+        "StringEquals": {"s3:object-lock-mode": "GOVERNANCE"},
+        "NumericLessThanEquals": {"s3:object-lock-remaining-retention-days": "31"},
+    }
+    policies = (policy_of(run, "identity-workers"), policy_of(local, "identity-head"))
+    assert not any("Retention" in str(policy) for policy in policies)
+
+
 def test_workers_pull_the_jobs_image_and_no_other(changed: Callable[..., Deployment], local: Deployment) -> None:
     run = changed(job=with_container(ECR_IMAGE))
     pulls = {

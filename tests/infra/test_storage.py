@@ -14,6 +14,8 @@ from trainyard.operations.job_source import MAX_AGE_SECONDS
 
 BUCKET, KEY = "aws:s3/bucket:Bucket", "aws:kms/key:Key"
 VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
+LOCK = "aws:s3/bucketObjectLockConfiguration:BucketObjectLockConfiguration"
+LOGGING = "aws:s3/bucketLogging:BucketLogging"
 POLICY = "aws:s3/bucketPolicy:BucketPolicy"
 LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 
@@ -152,6 +154,43 @@ def test_export_has_its_own_prefix_and_exports_no_deletions(changed: Callable[..
     assert association.inputs["fileSystemPath"] == "/exports"
     assert association.inputs["dataRepositoryPath"] == f"s3://{run.exports['data_bucket']}/exports/"
     assert association.inputs["s3"] == {"autoExportPolicy": {"events": ["NEW", "CHANGED"]}}
+
+
+def test_object_lock_is_enabled_for_a_versioned_bucket_without_default_retention(
+    changed: Callable[..., Deployment], local: Deployment
+) -> None:
+    """A default retention would also lock checkpoints and records of runs."""
+    run = changed(storage={"lock_results_days": 30})
+    lock = run.resource(LOCK, "data")
+    assert {key for key in lock.inputs if key != "bucket"} == {"objectLockEnabled"}
+    assert lock.retain_on_delete
+    urns = [each.urn for each in run.resources.values()]
+    assert urns.index(run.resource(VERSIONING, "data").urn) < urns.index(lock.urn)
+    assert not local.resources_of_type(LOCK)
+
+
+def test_object_lock_does_not_replace_a_retained_bucket(changed: Callable[..., Deployment]) -> None:
+    run = changed(account={"retained_bucket": "trainyard-data-1234567"}, storage={"lock_results_days": 30})
+    assert "objectLockEnabled" not in run.resource(BUCKET, "trainyard-data").inputs
+    assert run.resource(LOCK, "data").inputs["bucket"] == "trainyard-data-1234567"
+
+
+def test_manifest_has_the_days_of_the_lock(changed: Callable[..., Deployment]) -> None:
+    run = changed(storage={"lock_results_days": 30})
+    manifest = json.loads(run.resource("aws:s3/bucketObjectv2:BucketObjectv2", "manifest").inputs["content"])
+    assert manifest["limits"]["lock_results_days"] == 30
+
+
+def test_access_logs_are_written_to_the_bucket_of_the_settings(
+    changed: Callable[..., Deployment], local: Deployment
+) -> None:
+    run = changed(storage={"access_log_bucket": "our-logs", "lock_results_days": 30})
+    logging = run.resource(LOGGING, "data")
+    target = {key: value for key, value in logging.inputs.items() if key != "bucket"}
+    assert target == {"targetBucket": "our-logs", "targetPrefix": "access-logs/local/"}
+    assert logging.inputs["bucket"] == run.exports["data_bucket"]
+    assert logging.retain_on_delete  # as the bucket
+    assert not local.resources_of_type(LOGGING)
 
 
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion", "s3:PutObjectTagging"])

@@ -48,6 +48,11 @@ def test_block_has_an_end(tmp_path: Path) -> None:
     assert reservation.paid
 
 
+def test_bucket_of_access_logs_allows_their_delivery(tmp_path: Path) -> None:
+    (bucket,) = account_seed(settings(tmp_path, storage={"access_log_bucket": "our-logs"}), "us-east-1", "b").buckets
+    assert (bucket.name, bucket.region, bucket.receives_access_logs) == ("our-logs", "us-east-1", True)
+
+
 def test_network_bucket_and_key_have_the_ids_of_the_settings(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "network": {"existing": {"vpc_id": "vpc-0123456789abcdef0", "subnet_id": "subnet-0123456789abcdef0"}},

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -127,6 +128,14 @@ class Bucket:
         others = [tag for tag in tags if tag["Key"] != name]
         self._s3.put_object_tagging(Bucket=self.name, Key=key, Tagging={"TagSet": [*others, new]})
         return True
+
+    def lock(self, key: str, until: float) -> None:
+        """Lock the current version of an object until a Unix time, seconds, with Object Lock in governance mode.
+
+        A lock can be extended, and not shortened. Source: Amazon S3 user guide, "Locking objects with Object Lock".
+        """
+        retention: Any = {"Mode": "GOVERNANCE", "RetainUntilDate": datetime.fromtimestamp(until, UTC)}
+        self._s3.put_object_retention(Bucket=self.name, Key=key, Retention=retention)
 
     def read(self, key: str) -> bytes:
         """Return the content of an object. Raises ClientError when it does not exist."""

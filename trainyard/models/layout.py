@@ -1,6 +1,6 @@
 """Keys of all S3 objects. Other modules build keys from these, except bootstrap.py and IAM policies.
 
-Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports) and
+Data bucket: `datasets/<name>/`, `exports/` (files that FSx for Lustre exports, its only writes) and
 `runs/<run>/{checkpoints,results,metrics,events,heartbeats,attempts,decisions,logs}/`; it outlives the cluster.
 During a dry run of a job it also has `dry-run/<id>/{checkpoints,results}/`.
 Its object `archived.json` contains which objects of ended runs have the tag by which S3 archives them,

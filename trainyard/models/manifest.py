@@ -191,6 +191,13 @@ class Limits(StrictModel):
         0.0, ge=0, description="Minutes for which the nodes are kept for another run after the job has failed."
     )
 
+    lock_results_days: int | None = Field(
+        None,
+        gt=0,
+        description="Days after the end of a run that succeeded for which S3 Object Lock keeps its results; none: the "
+        "controller locks nothing.",
+    )
+
     @property
     def has_health_checks(self) -> bool:
         """Whether nodes must pass a health check before an attempt uses them."""

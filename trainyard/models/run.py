@@ -215,6 +215,13 @@ class Outcome(StrictModel):
         description="Unix time until which the nodes are kept for another run, which then uses them; none: they are "
         "terminated at the end of the run.",
     )
+    results_locked_until: float | None = Field(
+        None,
+        description="Unix time until which S3 Object Lock keeps the results, seconds; none: they are not locked.",
+    )
+    results_lock_error: str | None = Field(
+        None, description="Why results are not locked that storage.lock_results_days locks; none: no error."
+    )
     launch_failed: bool = Field(
         False,
         description="Whether the run failed before the job started, or its replacement was not launched: the next "

@@ -28,7 +28,13 @@ def list_saved(cluster: Cluster, record: RunRecord, outcome: Outcome | None) -> 
     results = list_results(data.name, data.objects(layout.results), layout.results)
     days = data.days_until_archived(tags.ARCHIVE, tags.OLD) if outcome and (checkpoints or results) else None
     readable_until = outcome.ended_at + days * DAY_SECONDS if outcome and days is not None else None
-    return SavedFiles(checkpoints=checkpoints, results=results, readable_until=readable_until)
+    return SavedFiles(
+        checkpoints=checkpoints,
+        results=results,
+        readable_until=readable_until,
+        locked_until=outcome.results_locked_until if outcome else None,
+        lock_error=outcome.results_lock_error if outcome else None,
+    )
 
 
 def format_saved(saved: SavedFiles, maximum: int | None = None) -> list[str]:
@@ -39,6 +45,10 @@ def format_saved(saved: SavedFiles, maximum: int | None = None) -> list[str]:
             f"results and newest checkpoint are not archived before {format_time(saved.readable_until)} "
             "(storage.archive_after_days)"
         )
+    if saved.locked_until is not None and saved.locked_until > time.time():
+        lines.append(f"results are locked until {format_time(saved.locked_until)} (storage.lock_results_days)")
+    if saved.lock_error is not None:
+        lines.append(f"results are not locked (storage.lock_results_days): {saved.lock_error}")
     return lines
 
 

@@ -193,6 +193,8 @@ _OPERATORS: dict[str, tuple[bool, Callable[[str, str], bool]]] = {
     "ArnNotEquals": (True, _arn),
     "ArnNotLike": (True, _arn),
     "NumericEquals": (False, lambda expected, value: float(expected) == float(value)),
+    "NumericLessThanEquals": (False, lambda expected, value: float(value) <= float(expected)),
+    "NumericGreaterThan": (False, lambda expected, value: float(value) > float(expected)),
     "Bool": (False, lambda expected, value: expected.lower() == value.lower()),
 }
 

@@ -4,15 +4,19 @@ Source of the tables: https://docs.aws.amazon.com/AmazonS3/latest/userguide/usin
 actions (encryption.py) and the keys of a DeleteObjects (bucket_policies.py) are authorized during the request.
 """
 
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from moto.s3.models import s3_backends
 
+from rehearsal.aws.clock import CLOCK
 from rehearsal.aws.iam.policies import AccessRequest
 from rehearsal.aws.lookup import find_bucket
 from rehearsal.aws.operations import Call
+from rehearsal.aws.storage.object_lock import retain_until
 
 _OBJECT_ACTIONS = {
     "AbortMultipartUpload": "AbortMultipartUpload",
@@ -22,10 +26,12 @@ _OBJECT_ACTIONS = {
     "DeleteObject": "DeleteObject",
     "DeleteObjectTagging": "DeleteObjectTagging",
     "GetObject": "GetObject",
+    "GetObjectRetention": "GetObjectRetention",
     "GetObjectTagging": "GetObjectTagging",
     "HeadObject": "GetObject",
     "ListParts": "ListMultipartUploadParts",
     "PutObject": "PutObject",
+    "PutObjectRetention": "PutObjectRetention",
     "PutObjectTagging": "PutObjectTagging",
     "UploadPart": "PutObject",
     "UploadPartCopy": "PutObject",
@@ -37,6 +43,8 @@ _BUCKET_ACTIONS = {
     "GetBucketEncryption": "GetEncryptionConfiguration",
     "GetBucketLifecycleConfiguration": "GetLifecycleConfiguration",
     "GetBucketLocation": "GetBucketLocation",
+    "GetBucketLogging": "GetBucketLogging",
+    "GetObjectLockConfiguration": "GetBucketObjectLockConfiguration",
     "GetBucketPolicy": "GetBucketPolicy",
     "GetBucketTagging": "GetBucketTagging",
     "GetBucketVersioning": "GetBucketVersioning",
@@ -47,7 +55,9 @@ _BUCKET_ACTIONS = {
     "ListObjectsV2": "ListBucket",
     "PutBucketEncryption": "PutEncryptionConfiguration",
     "PutBucketLifecycleConfiguration": "PutLifecycleConfiguration",
+    "PutBucketLogging": "PutBucketLogging",
     "PutBucketPolicy": "PutBucketPolicy",
+    "PutObjectLockConfiguration": "PutBucketObjectLockConfiguration",
     "PutBucketTagging": "PutBucketTagging",
     "PutBucketVersioning": "PutBucketVersioning",
 }
@@ -76,13 +86,16 @@ def s3_required_requests(call: Call, environ: dict[str, Any], body: bytes) -> It
     if operation == "ListBuckets":
         yield AccessRequest("s3:ListAllMyBuckets", "*")
     elif operation == "DeleteObjects":
-        if b"<VersionId>" in body:
+        if b"<VersionId>" in body:  # only of versions a lock may be bypassed
             raise NotImplementedError("the authorization of DeleteObjects with versions")
     elif operation in _BUCKET_ACTIONS:
         yield AccessRequest(f"s3:{_BUCKET_ACTIONS[operation]}", arn, _list_context(query))
     elif operation in _OBJECT_ACTIONS:
         version = query.get("versionId", [None])[0]
-        yield AccessRequest(f"s3:{_versioned_action(_OBJECT_ACTIONS[operation], version)}", f"{arn}/{key}")
+        context = _retention_context(body) if operation == "PutObjectRetention" else {}
+        yield AccessRequest(f"s3:{_versioned_action(_OBJECT_ACTIONS[operation], version)}", f"{arn}/{key}", context)
+        if environ.get("HTTP_X_AMZ_BYPASS_GOVERNANCE_RETENTION", "").lower() == "true":
+            yield AccessRequest("s3:BypassGovernanceRetention", f"{arn}/{key}")
         if operation in _REVEALING_OPERATIONS and not version and not _exists(bucket, key):
             yield AccessRequest("s3:ListBucket", arn, _list_context({}))
         if operation in {"PutObject", "CreateMultipartUpload", "CopyObject"}:
@@ -100,6 +113,16 @@ def _versioned_action(action: str, version: str | None) -> str:
 
 def _list_context(query: dict[str, list[str]]) -> dict[str, str | None]:
     return {f"s3:{name}": query.get(name, [None])[0] for name in ("prefix", "delimiter")}
+
+
+def _retention_context(body: bytes) -> dict[str, str | None]:
+    """Return the condition keys of a retention. A part of a day counts as a day, which AWS does not document."""
+    mode, until = (re.search(rb"<%s>([^<]*)<" % name, body) for name in (b"Mode", b"RetainUntilDate"))
+    days = math.ceil((retain_until(until[1].decode()) - CLOCK.now()) / 86400) if until else None
+    return {
+        "s3:object-lock-mode": mode[1].decode() if mode else None,
+        "s3:object-lock-remaining-retention-days": None if days is None else str(days),
+    }
 
 
 def _source_requests(environ: dict[str, Any], operation: str, target: str) -> Iterator[AccessRequest]:

@@ -1,6 +1,7 @@
 """Execution of S3 lifecycle rules by the account's clock: once a day, at midnight UTC.
 
 An object's age is rounded up to the next midnight; a noncurrent version's age counts from its successor's creation.
+Locked versions do not expire (object_lock.py).
 Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html
 """
 
@@ -12,7 +13,7 @@ from moto.s3.models import FakeDeleteMarker, FakeKey, s3_backends
 
 from rehearsal.aws.clock import CLOCK, Due
 from rehearsal.aws.moto_extension import extend
-from rehearsal.aws.storage import lifecycle_rules
+from rehearsal.aws.storage import access_logs, lifecycle_rules, object_lock
 
 _DAY_SECONDS = 86400.0
 # Smaller objects are not moved by default. Source:
@@ -24,6 +25,8 @@ _SIZE_LIMITED_CLASSES = frozenset(["STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIE
 def install() -> None:
     """Date objects by the account's clock and run the lifecycle rules daily."""
     lifecycle_rules.install()
+    object_lock.install()
+    access_logs.install()
     for model in (FakeKey, FakeDeleteMarker):
         _use_account_clock(model)
     last_run = [CLOCK.now()]
@@ -72,7 +75,8 @@ def _apply(backend: Any, bucket: Any, name: str, rule: Any, now: float) -> None:
             continue
         _transition(bucket, version, _due_class(rule.noncurrent_version_transitions, since, now, newer))
         days, kept_count = rule.nve_noncurrent_days, int(rule.newer_noncurrent_versions or 0)
-        if days and newer >= kept_count and _due_time(since, days) <= now:
+        is_due = days and newer >= kept_count and _due_time(since, days) <= now
+        if is_due and not (isinstance(version, FakeKey) and version.is_locked(governance_bypass=False)):
             expired.append(version)
     if expired:
         bucket.keys.setlist(name, [version for version in versions if version not in expired])

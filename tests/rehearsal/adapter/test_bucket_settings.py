@@ -13,6 +13,9 @@ from rehearsal.aws.process import ACCOUNT
 from tests.rehearsal.adapter.managed_resource import ManagedResource
 
 ENCRYPTION = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
+VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
+LOGGING = "aws:s3/bucketLogging:BucketLogging"
+LOCK = "aws:s3/bucketObjectLockConfiguration:BucketObjectLockConfiguration"
 LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 
 
@@ -37,6 +40,27 @@ def test_bucket_is_encrypted_with_a_customer_managed_key(account: EmulatedAccoun
         "BucketKeyEnabled": True,
     }
     assert s3.put_object(Bucket=bucket, Key="x", Body=b"")["SSEKMSKeyId"] == key
+
+
+def test_bucket_has_object_lock(account: EmulatedAccount, bucket: str) -> None:
+    ManagedResource(account, VERSIONING, bucket=bucket, versioningConfiguration={"status": "Enabled"})
+    lock = ManagedResource(account, LOCK, bucket=bucket, objectLockEnabled="Enabled")
+    configuration = boto3.client("s3").get_object_lock_configuration(Bucket=bucket)["ObjectLockConfiguration"]
+    assert configuration["ObjectLockEnabled"] == "Enabled"
+    lock.delete()  # S3 cannot disable it
+    assert boto3.client("s3").get_object_lock_configuration(Bucket=bucket)["ObjectLockConfiguration"] == configuration
+
+
+def test_bucket_has_access_logs(account: EmulatedAccount, bucket: str) -> None:
+    s3, target = boto3.client("s3"), str(ManagedResource(account, "aws:s3/bucket:Bucket").id)
+    allow = {"Effect": "Allow", "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{target}/logs/*"}
+    service = {"Service": "logging.s3.amazonaws.com"}
+    document = {"Version": "2012-10-17", "Statement": [{**allow, "Principal": service}]}
+    s3.put_bucket_policy(Bucket=target, Policy=json.dumps(document))
+    logging = ManagedResource(account, LOGGING, bucket=bucket, targetBucket=target, targetPrefix="logs/")
+    assert s3.get_bucket_logging(Bucket=bucket)["LoggingEnabled"] == {"TargetBucket": target, "TargetPrefix": "logs/"}
+    logging.delete()
+    assert "LoggingEnabled" not in s3.get_bucket_logging(Bucket=bucket)
 
 
 TAG = {"Key": "trainyard:keep", "Value": "no"}

@@ -27,7 +27,7 @@ class Cluster:
         self.bundle = deployment.resource("aws:s3/bucketObjectv2:BucketObjectv2", "archives-bundle").inputs["key"]
         self.hook = deployment.resource("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-drain").id
         self._roles = {
-            name: deployment.resource("aws:iam/role:Role", f"identity-{name}").id for name in ("head", "workers")
+            name: deployment.resource("aws:iam/role:Role", f"identity-{name}").id for name in ("head", "workers", "job")
         }
 
     def node(self, role: str) -> Client:

@@ -18,6 +18,7 @@ from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.adapter.conftest import Deploy, start_account
 from tests.rehearsal.adapter.managed_resource import ManagedResource
+from tests.rehearsal.adapter.test_locked_results import deploy_locked
 
 BUCKET, TOPIC = "aws:s3/bucket:Bucket", "aws:sns/topic:Topic"
 SUBSCRIPTION = "aws:sns/topicSubscription:TopicSubscription"
@@ -102,7 +103,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
 @pytest.fixture(scope="module")
 def stacks(aws: EmulatedAws) -> Stacks:
     account = EmulatedAccount(aws.region, run_commands=False)
-    return Stacks(account, [Deploy()(f"refreshed-{name}", account, name) for name in STACKS])
+    deployments = [Deploy()(f"refreshed-{name}", account, name) for name in STACKS]
+    return Stacks(account, [*deployments, deploy_locked(aws)])
 
 
 def test_refresh_after_a_deployment_shows_no_difference(stacks: Stacks) -> None:

@@ -219,8 +219,11 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
     ],
     "existing_bucket_not_configured": [
-        Example({"storage.bucket": "mine", f"storage.{key}": 9}, f"storage.{key}", ("= 9",))
-        for key in ("noncurrent_version_days", "archive_after_days")
+        Example({"storage.bucket": "mine", f"storage.{key}": value}, f"storage.{key}", (f"= {value!r}",))
+        for key, value in (
+            *(("noncurrent_version_days", 9), ("archive_after_days", 9), ("lock_results_days", 9)),
+            ("access_log_bucket", "our-logs"),
+        )
     ],
     "tag_count_allowed": [
         Example({"tags": {f"key{number}": "" for number in range(60)}}, "tags", ("'60 tags'", "at most 46")),

@@ -81,6 +81,19 @@ def test_results_of_an_ended_run_have_the_time_until_which_they_are_readable(
     assert format_saved(saved)[-1].startswith(f"results and newest checkpoint are not archived before {until}")
 
 
+def test_end_of_the_lock_and_its_error_are_shown(cluster: clusters.Cluster, record: RunRecord) -> None:
+    until = time.time() + 86400
+    locked = ended(1.0).model_copy(update={"results_locked_until": until})
+    failed = ended(1.0).model_copy(update={"results_lock_error": "AccessDenied"})
+
+    def last_line(outcome: Outcome) -> str:
+        return format_saved(list_saved(Cluster(cluster.stack, REGION), record, outcome))[-1]
+
+    assert last_line(locked).startswith(f"results are locked until {format_time(until)}")
+    assert last_line(failed).startswith("results are not locked")
+    assert "AccessDenied" in last_line(failed)
+
+
 def test_bucket_without_archive_rule_has_no_such_time(cluster: clusters.Cluster, record: RunRecord) -> None:
     assert list_saved(Cluster(cluster.stack, REGION), record, ended(1.0)).readable_until is None
 

@@ -41,6 +41,19 @@ class StorageSettings(StrictModel):
         "newest checkpoint and the newest results of the bucket, and a run that job.resume names. Older checkpoints of "
         "the built-in trainer move this many days after they were written. None: never.",
     )
+    lock_results_days: Integer | None = Field(
+        None,
+        ge=1,
+        le=36500,
+        description="Days after the end of a run that succeeded for which S3 Object Lock (governance mode) keeps its "
+        "results, runs/<run>/results/: these versions can be neither deleted nor overwritten. Enables Object Lock on "
+        "the data bucket, which S3 cannot disable. None: no lock.",
+    )
+    access_log_bucket: BucketName | None = Field(
+        None,
+        description="Existing bucket of the same account and region to which S3 writes server access logs of the data "
+        "bucket, below access-logs/<stack>/ (see deploy.md). None: no access logs.",
+    )
 
 
 class FsxSettings(StrictModel):

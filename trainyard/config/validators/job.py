@@ -148,7 +148,7 @@ def variables_not_reserved(settings: StackSettings, root: Path) -> Iterator[Prob
                 reason = "reserved for torchrun, the AWS SDKs or the node's agent"
                 shown, fix = value, "Choose another name"
                 if name in _CREDENTIAL_VARIABLES:  # the message does not repeat the value
-                    shown, fix = None, "Remove it: the job has the permissions of the node's IAM role"
+                    shown, fix = None, "Remove it: the job has the credentials of its IAM role"
                 yield invalid_setting(f"job.{part}.{name}", shown, reason, fix)
 
 

@@ -84,10 +84,10 @@ def nodes_support_fsx_efa(settings: StackSettings, root: Path) -> Iterator[Probl
 def existing_bucket_not_configured(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """The keys of the stack's own bucket are absent where the stack uses an existing one."""
     storage = settings.storage
-    for key in ("noncurrent_version_days", "archive_after_days"):
+    for key in ("noncurrent_version_days", "archive_after_days", "lock_results_days", "access_log_bucket"):
         if storage.bucket and key in storage.model_fields_set:
-            reason = f"conflicts with storage.bucket: the owner of {storage.bucket} decides its lifecycle"
-            fix = "Remove it, and set the lifecycle rule on the bucket"
+            reason = f"conflicts with storage.bucket: the owner of {storage.bucket} configures it"
+            fix = "Remove it, and configure lifecycle rules, locks and access logs of the bucket itself"
             yield invalid_setting(f"storage.{key}", getattr(storage, key), reason, fix)
 
 

@@ -16,6 +16,7 @@ from trainyard.node.controller.lease import Lease
 from trainyard.node.controller.node_reports import AgentConnections, NodeReports
 from trainyard.node.controller.outcomes import create_outcome
 from trainyard.node.controller.reclaims import ReclaimWatch
+from trainyard.node.controller.results_lock import lock_results
 from trainyard.node.controller.run_state import RunState
 from trainyard.node.controller.startup_watch import StartupWatch
 from trainyard.node.controller.worker_groups import WorkerGroups
@@ -202,7 +203,11 @@ class RunController:
         return f"{': '.join([text, *self.groups.failed_launches(start)])}. {fix}"
 
     def write_outcome(self, outcome: Outcome) -> bool:
-        """Record the end of the run; return False when a launch or `trainyard stop` has recorded another outcome."""
+        """Record the end of the run, and lock its results before.
+
+        Returns False when a launch or `trainyard stop` has recorded another outcome.
+        """
+        outcome = lock_results(self.state, outcome)
         if not self.state.data.create(self.state.layout.outcome, outcome.model_dump_json().encode()):
             return False
         LOG.info("run %s: %s", outcome.state, outcome.reason)

@@ -3,8 +3,10 @@
 import logging
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from botocore.exceptions import ClientError
 
 from rehearsal.aws.faults import Deny
 from rehearsal.aws.process import EmulatedAws
@@ -16,7 +18,7 @@ from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation, create_reservation, resize_reservation
 from trainyard.models.layout import CURRENT_RUN
-from trainyard.models.run import Control
+from trainyard.models.run import Control, Outcome
 from trainyard.node.controller import reservations as run_reservations
 from trainyard.node.controller.controller import Controller
 from trainyard.node.controller.outcomes import create_outcome
@@ -29,6 +31,69 @@ def test_lease_is_renewed_up_to_the_time_limit(account: EmulatedAws) -> None:
     long_run = Run(create_cluster(REGION), minutes=600.0)
     long_run.controller.step()
     assert long_run.cluster.lease_end() == pytest.approx(time.time() + 20 * 60, abs=10.0)
+
+
+def locked_keys(run: Run) -> set[str]:
+    """The keys of the run's objects that Object Lock retains."""
+    s3, data = client("s3", REGION), run.cluster.data
+    return {
+        key.removeprefix(run.layout.prefix)
+        for key in data.keys(run.layout.prefix)
+        if "ObjectLockMode" in s3.head_object(Bucket=data.name, Key=key)
+    }
+
+
+def with_lock(run: Run, *, enabled: bool = True) -> Run:
+    """Let the run lock its results for 30 days. `enabled`: enable Object Lock on the bucket."""
+    s3, bucket = client("s3", REGION), run.cluster.data.name
+    if enabled:
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        s3.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled"})
+    limits = run.record.limits.model_copy(update={"lock_results_days": 30})
+    run.record = run.record.model_copy(update={"limits": limits})
+    run.start_controller()
+    run.write_results()
+    run.write_checkpoint(3)
+    return run
+
+
+def end(run: Run, state: str) -> Outcome:
+    assert run.controller.write_outcome(create_outcome(run.controller.state, state, "test"))
+    return Outcome.model_validate_json(run.cluster.data.read(run.layout.outcome))
+
+
+def test_results_of_a_run_that_succeeded_are_locked(run: Run) -> None:
+    outcome = end(with_lock(run), "succeeded")
+    assert locked_keys(run) == {"results/results.json"}
+    assert outcome.results_locked_until == pytest.approx(outcome.ended_at + 30 * 86400)
+    head = client("s3", REGION).head_object(Bucket=run.cluster.data.name, Key=f"{run.layout.results}results.json")
+    assert head["ObjectLockMode"] == "GOVERNANCE"
+    assert head["ObjectLockRetainUntilDate"].timestamp() == pytest.approx(outcome.results_locked_until, abs=1.0)
+
+
+@pytest.mark.parametrize("state", ["failed", "stopped"])
+def test_results_of_another_run_are_not_locked(run: Run, state: str) -> None:
+    assert end(with_lock(run), state).results_locked_until is None
+    assert locked_keys(run) == set()
+
+
+def test_run_ends_though_its_results_cannot_be_locked(run: Run) -> None:
+    outcome = end(with_lock(run, enabled=False), "succeeded")
+    assert outcome.results_locked_until is None
+    assert "Object" in (outcome.results_lock_error or "")
+
+
+def test_lock_is_repeated_if_s3_does_not_respond(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_lock(run)
+    response: Any = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            run.controller.state.data, "lock", Mock(side_effect=ClientError(response, "PutObjectRetention"))
+        )
+        with pytest.raises(ClientError):
+            end(run, "succeeded")
+    assert run.cluster.data.find(run.layout.outcome) is None
+    assert end(run, "succeeded").results_locked_until is not None
 
 
 def reserve(run: Run) -> str:
