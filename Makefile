@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearsal chaos test test-all lint format schemas clean
+.PHONY: help setup rehearsal chaos test test-all lint format locks wheels schemas clean
 
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11) python3)
 STACK ?= local
@@ -16,28 +16,40 @@ BACKEND ?= process
 BAKE ?=
 PREVIEW ?=
 KEEP ?=
-UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' trainyard/node/requirements.txt)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-REQUIREMENTS := requirements.txt infra/requirements.txt trainyard/node/requirements.txt trainer/requirements.txt trainer/prepare/requirements.txt rehearsal/requirements.txt trainyard/node/constraints.txt
+WHEELS := trainer/wheels
+UPGRADE ?=
+UV_INSTALL = $(BIN)/uv pip install --system-certs --python $(BIN)/python --compile-bytecode
+REQUIREMENTS := requirements.txt
+# With hashes for the default index only: TORCH_INDEX has other builds of these packages.
+TORCH := torch|torchvision|triton|cuda-[a-z]+|nvidia-[cn][a-z0-9-]+
+# Install from a lock: the SHA-256 of each wheel is verified, and no build runs.
+LOCKED := --require-hashes --only-binary :all:
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## Create the virtual environment with pinned packages and the command trainyard
 
-# TORCH_INDEX: package index or folder of wheels for torch, e.g. with CPU builds (the default build is CUDA, 5 GB).
+# TORCH_INDEX: package index or folder of wheels for torch, e.g. with CPU builds (the default build is CUDA, 5 GB). The
+# hashes of torch and of the CUDA packages are not verified then.
 $(STAMP): $(REQUIREMENTS)
 	@test ! -L $(VENV) || { echo "$(VENV) is a link to $$(readlink -f $(VENV)) and older than the requirements: run make setup there, or remove the link" >&2; exit 2; }
 	@command -v $(PYTHON) >/dev/null || { echo "Python is missing: install Python 3.11 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1): install Python 3.11 or newer, or select another: make PYTHON=/path/to/python3.12" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
-	@echo "setting up $(VENV) with $$($(PYTHON) -V): uv, then the pinned packages (torch with CUDA has 5 GB; TORCH_INDEX selects another source)"
+	@echo "setting up $(VENV) with $$($(PYTHON) -V): uv, then the locked packages (torch with CUDA has 5 GB; TORCH_INDEX selects another source)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --system-certs --python $(BIN)/python --compile-bytecode $(if $(TORCH_INDEX),$(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match) -r requirements.txt -c trainyard/node/constraints.txt
-	@$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python --no-deps --editable .
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.txt | $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(LOCKED) -r /dev/stdin
+ifdef TORCH_INDEX
+	sed -E '/^($(TORCH))==/,/[^\\]$$/d' requirements.txt | $(UV_INSTALL) --no-deps $(LOCKED) -r -
+	$(UV_INSTALL) $(if $(filter http://% https://%,$(TORCH_INDEX)),--index,--find-links) $(TORCH_INDEX) --index-strategy unsafe-best-match $$(grep -oE '^(torch|torchvision)==[^ ]+' requirements.txt)
+else
+	$(UV_INSTALL) $(LOCKED) -r requirements.txt
+endif
+	@$(UV_INSTALL) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, KEEP=1, SET=key=value, DATA=folder, MODEL=folder
@@ -71,6 +83,15 @@ lint: $(STAMP) ## Run ruff, mypy, import-linter, the vocabulary lint, yamllint a
 format: $(STAMP) ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+locks: $(STAMP) ## Write the locks of all Python packages from requirements.in: UPGRADE=1 takes the newest versions
+	@$(BIN)/python -m tools.locks $(if $(UPGRADE),--upgrade)
+
+# The same input gives the same wheel, whose hash is in the locks. $(WHEELS)/sources.txt has the hash of the input.
+wheels: $(STAMP) ## Build the wheels of packages that publish only source distributions, to trainer/wheels
+	@rm -rf build/sources && mkdir -p build/sources
+	@$(BIN)/python -m pip download --quiet --no-deps --no-build-isolation --require-hashes --no-binary :all: --dest build/sources --requirement $(WHEELS)/sources.txt
+	@umask 022; SOURCE_DATE_EPOCH=315532800 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir --wheel-dir $(WHEELS) build/sources/*
 
 schemas: $(STAMP) ## Write JSON Schemas of the models to build/schemas
 	@$(BIN)/python -m trainyard.models.schemas build/schemas

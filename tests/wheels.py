@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,15 @@ class Wheel:
             for path, text in files.items():
                 archive.writestr(path, text)
         return wheel
+
+
+def lock_text(wheels: Iterable[Path]) -> str:
+    """Return a lock of these wheels, with their hashes."""
+    lines = []
+    for wheel in wheels:
+        name, version = wheel.name.split("-")[:2]
+        lines.append(f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    return "".join(lines)
 
 
 def _hash(text: str) -> str:

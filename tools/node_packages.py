@@ -23,8 +23,8 @@ _PLATFORMS = [
 
 
 def describe_packages(root: Path = ROOT) -> tuple[NodePackage, ...]:
-    """Return the packages that trainer/requirements.txt and what these require install on Linux, sorted by name."""
-    lines = (line.partition("#")[0].strip() for line in (root / "trainer/requirements.txt").read_text().splitlines())
+    """Return the packages that trainer/requirements.in and what these require install on Linux, sorted by name."""
+    lines = (line.partition("#")[0].strip() for line in (root / "trainer/requirements.in").read_text().splitlines())
     modules = _modules()
     packages: dict[str, NodePackage] = {}
     pending = [Requirement(line) for line in lines if line]

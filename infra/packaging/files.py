@@ -8,7 +8,7 @@ from pathlib import Path
 # Trainyard: this repository, or the folder of the installed packages.
 ROOT = Path(__file__).parents[2]
 # Types of the files that nodes use. `.md` is not among them: nodes do not read documents.
-SUFFIXES = frozenset({".py", ".yml", ".sh", ".j2", ".txt", ".json", ".cfg"})
+SUFFIXES = frozenset({".py", ".yml", ".sh", ".j2", ".txt", ".in", ".whl", ".json", ".cfg"})
 
 
 def list_files(root: Path, folders: Sequence[str]) -> list[str]:

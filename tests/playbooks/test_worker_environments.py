@@ -16,7 +16,7 @@ from rehearsal.hypervisor.nspawn.network import GATEWAY
 from tests.file_server import FileServer
 from tests.nodes import ROOT, BootedCluster, boot_cluster
 from tests.polling import eventually
-from tests.wheels import STUB_WHEELS
+from tests.wheels import STUB_WHEELS, lock_text
 from trainyard.models.startup_failures import PlaybookFailures
 
 pytestmark = pytest.mark.booted
@@ -38,28 +38,21 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, copy / name)
-    (copy / "trainer/requirements.txt").write_text("".join(f"{stub.name}=={stub.version}\n" for stub in STUB_WHEELS))
-    (copy / "trainyard/node/constraints.txt").write_text(constraints_without_stubs(""))
+    (copy / "trainer/requirements.in").write_text("".join(f"{stub.name}=={stub.version}\n" for stub in STUB_WHEELS))
+    shutil.rmtree(copy / "trainer/wheels")
     return copy
-
-
-def constraints_without_stubs(extra: str) -> str:
-    """Return the constraints of the project without the stub packages, and with extra text."""
-    names = {stub.name for stub in STUB_WHEELS}
-    lines = (ROOT / "trainyard/node/constraints.txt").read_text().splitlines(keepends=True)
-    return "".join(line for line in lines if line.split("==")[0].split("[")[0] not in names) + extra
 
 
 @pytest.fixture(scope="module")
 def wheels(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Download the wheels as docs/deploy.md describes it for a mirror."""
+    """Download the wheels as docs/deploy.md describes it for a mirror, and lock the stub packages."""
     folder = tmp_path_factory.mktemp("wheels")
-    lists = ["-r", str(tree / "trainyard/node/requirements.txt"), "-c", str(tree / "trainyard/node/constraints.txt")]
-    command = [sys.executable, "-m", "pip", "download", "-q", "--dest", str(folder), *lists]
+    lock = str(tree / "trainyard/node/requirements.txt")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--dest", str(folder), "-r", lock]
     subprocess.run(command, check=True, timeout=TIMEOUT_SECONDS)
-    for stub in STUB_WHEELS:
-        shutil.move(stub.build(folder), folder)
+    stubs = [Path(shutil.move(stub.build(folder), folder)) for stub in STUB_WHEELS]
     shutil.rmtree(folder / "simple")
+    (tree / "trainer/requirements.txt").write_text(lock_text(stubs))
     return list(folder.iterdir())
 
 
@@ -114,7 +107,8 @@ def test_newer_environments_do_not_replace_environments_in_use(cluster: BootedCl
     run_script(cluster, node, WITHOUT_WATCHDOG)
     process, runs = run_script(cluster, node, agent), len(cluster.playbook_events(node))
     cluster.machine(node).run_command("systemctl", "kill", "--signal=STOP", "trainyard-job.service")  # busy
-    (tree / "trainyard/node/constraints.txt").write_text(constraints_without_stubs("# newer\n"))
+    for lock in ("trainyard/node/requirements.txt", "trainer/requirements.txt"):
+        (tree / lock).write_text((tree / lock).read_text() + "# newer\n")
     cluster.publish_manifest(pack_bundle(tree))
     assert cluster.wait_for_playbook(node, runs + 1, TIMEOUT_SECONDS).status == "ok"
     assert run_script(cluster, node, "readlink -f /opt/trainyard/venv") != before

@@ -12,7 +12,7 @@ from trainyard.config.field_types import validation_error
 from trainyard.config.gpus import GpuModel, gpu_models
 
 MATMUL_FLOOR = 0.5  # share of NVIDIA's peak; large matrix products reach 65 to 85 % on a healthy GPU
-TORCH_CUDA = "13.2"  # CUDA version of the torch build in trainer/requirements.txt
+TORCH_CUDA = "13.2"  # CUDA version of the torch build in trainer/requirements.in
 
 
 class Gpu(StrictModel):

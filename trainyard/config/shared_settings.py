@@ -50,7 +50,8 @@ class NodeSettings(StrictModel):
     package_index: str | None = Field(
         None,
         description="URL of a Python package index, which ends in /simple; or a folder of wheels: a URL of links, a "
-        "path on the nodes, or an S3 prefix (s3://bucket/prefix/). None: pip's default.",
+        "path on the nodes, or an S3 prefix (s3://bucket/prefix/). None: pip's default. Nodes install only files with "
+        "the hashes of Trainyard's locks.",
     )
     ca_certificate: str | None = Field(
         None,

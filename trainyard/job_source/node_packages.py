@@ -1,7 +1,7 @@
 """The packages of the job's Python environment on nodes, from `node_packages.json`.
 
 `python -m tools.node_packages > trainyard/job_source/node_packages.json` writes the file from the packages that
-trainer/requirements.txt and trainyard/node/constraints.txt pin, so that an operator's machine without torch knows them.
+trainer/requirements.txt locks, so that an operator's machine without torch knows them.
 """
 
 import re

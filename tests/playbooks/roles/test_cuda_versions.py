@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools.locks import read_requirements
+
 ROOT = Path(__file__).parents[3]
 ROLE = ROOT / "playbooks/roles/cuda"
-WHEELS = dict(
-    line.split("==") for line in (ROOT / "trainyard/node/constraints.txt").read_text().splitlines() if "==" in line
-)
+WHEELS = {
+    requirement.name: str(requirement.specifier).removeprefix("==")
+    for requirement in read_requirements(ROOT / "trainer/requirements.txt")
+}
 DEFAULTS = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
 PACKAGES = dict(package.split("=") for package in DEFAULTS["cuda_packages"])
 # Package -> wheel of the same version.
@@ -26,9 +29,9 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_has_the_version_of_torchs_wheel(name: str) -> None:
-    assert PACKAGES[name] == f"{WHEELS[PAIRS[name]].split()[0]}-1"
+    assert PACKAGES[name] == f"{WHEELS[PAIRS[name]]}-1"
 
 
 def test_cudnn_has_the_version_of_torchs_wheel() -> None:
     pinned = yaml.safe_load((ROLE / "vars/main.yml").read_text())["cuda_pinned_cudnn"]
-    assert pinned == WHEELS["nvidia-cudnn-cu13"].split()[0]
+    assert pinned == WHEELS["nvidia-cudnn-cu13"]

@@ -12,7 +12,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from trainyard.node.bootstrap import BASE
-from trainyard.node.environments.job import REQUIREMENTS
+from trainyard.node.environments.node import BUNDLE
+
+# Without indirect packages, of which the environment of an image may have other versions.
+REQUIREMENTS = BUNDLE / "trainer/requirements.in"
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", re.M)
 

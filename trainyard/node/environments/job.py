@@ -1,6 +1,6 @@
-"""Create the job's Python environment from the requirements: `python -m trainyard.node.environments.job INDEX`.
+"""Create the job's Python environment from its lock: `python -m trainyard.node.environments.job INDEX`.
 
-Run by the role `pytorch`. Prints `created`, or `unchanged` if an environment of the same requirements exists. The link
+Run by the role `pytorch`. Prints `created`, or `unchanged` if an environment of the same lock exists. The link
 JOB_VENV points to it from the next attempt on. uv installs it, because uv downloads in parallel and compiles byte code,
 without which `import torch` takes more than twice as long in every worker.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from trainyard.node.bootstrap import BootstrapError, replace_link
 from trainyard.node.environments.node import (
     BUNDLE,
-    CONSTRAINTS,
+    HASH_OPTIONS,
     JOB_VENV,
     create_environment,
     index_options,
@@ -19,7 +19,7 @@ from trainyard.node.environments.node import (
     run_command,
 )
 
-REQUIREMENTS = BUNDLE / "trainer/requirements.txt"
+LOCK = BUNDLE / "trainer/requirements.txt"
 
 
 def install(folder: Path, index: str | None) -> None:
@@ -27,14 +27,14 @@ def install(folder: Path, index: str | None) -> None:
     uv = [sys.executable, "-m", "uv", "--no-progress", "--system-certs"]
     run_command([*uv, "venv", "--python", sys.executable, str(folder)])
     options = ["--link-mode", "copy", "--compile-bytecode", *index_options(index)]
-    lists = ["-r", str(REQUIREMENTS), "-c", str(CONSTRAINTS)]
-    run_command([*uv, "pip", "install", "--python", str(folder / "bin/python"), *options, *lists])
+    lock = [*HASH_OPTIONS, "-r", str(LOCK)]
+    run_command([*uv, "pip", "install", "--python", str(folder / "bin/python"), *options, *lock])
 
 
 def main() -> int:
     """Create the environment if needed and point JOB_VENV to it; the exit code."""
     try:
-        folder, created = create_environment(REQUIREMENTS, lambda folder: install(folder, sys.argv[1] or None))
+        folder, created = create_environment(LOCK, lambda folder: install(folder, sys.argv[1] or None))
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return 1

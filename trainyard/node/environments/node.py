@@ -2,7 +2,8 @@
 
 Standard library only: it runs with the Python of the image, from the bundle. The environment that the stack names
 (`node.venv`, that of a baked image) is used if it has all packages of the playbook. Otherwise an environment is created
-from the bundle's requirements, in a folder per version of the requirements, so that running processes keep theirs.
+from the bundle's lock, in a folder per version of the lock, so that running processes keep theirs. A package whose
+SHA-256 the lock does not have is refused, also one of the stack's own package index.
 """
 
 import hashlib
@@ -17,7 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[3]
-CONSTRAINTS = BUNDLE / "trainyard/node/constraints.txt"
+LOCK = BUNDLE / "trainyard/node/requirements.txt"
+HASH_OPTIONS = (
+    "--require-hashes",
+    "--only-binary",
+    ":all:",
+)  # of pip and uv: no build runs, and each wheel is verified
 sys.path.insert(0, str(BUNDLE))  # this file runs as a script, so the bundle is not in the path
 
 from trainyard import package_index  # noqa: E402
@@ -50,13 +56,12 @@ def index_options(index: str | None) -> list[str]:
     return package_index.index_options(index)
 
 
-def create_environment(requirements: Path, install: Callable[[Path], None]) -> tuple[Path, bool]:
-    """Folder of the environment of these requirements, and whether it was created now by `install`.
+def create_environment(lock: Path, install: Callable[[Path], None]) -> tuple[Path, bool]:
+    """Folder of the environment of a lock, and whether it was created now by `install`.
 
     An incomplete environment is created again. Raises BootstrapError with the last lines of the failed command.
     """
-    content = requirements.read_bytes() + CONSTRAINTS.read_bytes()
-    folder = ENVIRONMENTS / hashlib.sha256(content).hexdigest()[:16]
+    folder = ENVIRONMENTS / hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
     if (folder / MARK).exists():
         return folder, False
     if folder.exists():
@@ -80,7 +85,7 @@ def remove_unused() -> None:
             shutil.rmtree(folder)
 
 
-def install_node_environment(folder: Path, requirements: Path, index: str | None) -> None:
+def install_node_environment(folder: Path, index: str | None) -> None:
     """Create the environment in `folder` with the image's own tools: venv and pip."""
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode:
         # Cloud images of Debian and Ubuntu do not have it.
@@ -91,7 +96,7 @@ def install_node_environment(folder: Path, requirements: Path, index: str | None
         run_command([*apt, "install", "--no-install-recommends", "python3-venv"])
     run_command([sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--retries", "10", *index_options(index)]
-    run_command([*pip, "-r", str(requirements), "-c", str(CONSTRAINTS)])
+    run_command([*pip, *HASH_OPTIONS, "-r", str(LOCK)])
 
 
 def run_command(command: list[str], name: str | None = None) -> None:
@@ -126,9 +131,7 @@ def prepare_python() -> Path:
     configured = Path(node["venv"] or "/nonexistent") / "bin/python"
     if is_usable(configured):
         return configured
-    requirements = BUNDLE / "trainyard/node/requirements.txt"
-    index = node["package_index"]
-    folder, _ = create_environment(requirements, lambda folder: install_node_environment(folder, requirements, index))
+    folder, _ = create_environment(LOCK, lambda folder: install_node_environment(folder, node["package_index"]))
     replace_link(NODE_VENV, folder)
     return folder / "bin/python"
 
