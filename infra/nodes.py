@@ -11,6 +11,7 @@ from infra.components.identity import Identity, IdentityArgs
 from infra.components.manifest import manifest_uri
 from infra.components.network import Network
 from infra.components.placement import Placement, PlacementArgs
+from infra.components.staging_policy import StagingPolicy, StagingPolicyArgs
 from infra.components.workers import WorkerGroup, WorkerGroupArgs
 from infra.inputs import Inputs
 from infra.packaging.files import ROOT
@@ -56,6 +57,19 @@ def create_identity(inputs: Inputs, storage: Storage) -> Identity:
             source_keys=settings.job.kms_keys,
             image=settings.ecr_image,
             lock_results_days=settings.storage.lock_results_days,
+        ),
+    )
+
+
+def protect_staging(storage: Storage, identity: Identity) -> StagingPolicy:
+    """Create the policy of the staging bucket."""
+    return StagingPolicy(
+        "staging",
+        StagingPolicyArgs(
+            bucket=storage.staging,
+            head_role_arn=identity.head_role_arn,
+            worker_role_arn=identity.worker_role_arn,
+            job_role_arn=identity.job_role_arn,
         ),
     )
 

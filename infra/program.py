@@ -16,7 +16,7 @@ from infra.inputs import read_inputs
 from infra.job import create_launch, create_manifest
 from infra.lookups.account import zone_is_default
 from infra.lookups.errors import access_error
-from infra.nodes import create_guardrails, create_identity, create_nodes
+from infra.nodes import create_guardrails, create_identity, create_nodes, protect_staging
 from infra.storage import create_filesystem, create_storage
 from trainyard.config.project import Project, read_project
 from trainyard.errors import InputError
@@ -44,13 +44,14 @@ def create_stack(project: Project) -> None:
     scope, settings, facts = inputs.scope, inputs.settings, inputs.facts
     storage = create_storage(inputs)
     identity = create_identity(inputs, storage)
+    policy = protect_staging(storage, identity)
     zones, pin_zone = facts.worker_zones(settings), zone_is_default(settings, facts)
     network = create_network(scope, settings, zones, pin_zone, storage.key.service_arn)
     filesystem = create_filesystem(inputs, storage, network)
     nodes = create_nodes(inputs, storage, network, identity)
     create_guardrails(inputs, storage, nodes)
     manifest = create_manifest(inputs, storage, network, filesystem, identity, nodes)
-    stored = [storage.key, storage.data, storage.staging, storage.archives, filesystem]
+    stored = [storage.key, storage.data, storage.staging, policy, storage.archives, filesystem]
     launched = [identity, nodes.placement_group.component, nodes.head, *nodes.groups]
     launch = create_launch(inputs, storage, manifest, [*network.dependencies, *stored, *launched])
     outputs.export(

@@ -52,6 +52,8 @@ class Identity(pulumi.ComponentResource):
 
     head_profile: pulumi.Output[str]
     worker_profile: pulumi.Output[str]
+    head_role_arn: pulumi.Output[str]
+    worker_role_arn: pulumi.Output[str]
     job_role_arn: pulumi.Output[str]
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -59,6 +61,7 @@ class Identity(pulumi.ComponentResource):
         head = self._node_role(name, "head", args.scope)
         self.head_profile = self._profile(head, name, "head", args.scope, _head(args))
         worker = self._node_role(name, "workers", args.scope)
+        self.head_role_arn, self.worker_role_arn = head.arn, worker.arn
         trust = _trust(AWS=worker.arn)
         job = create_role(f"{name}-job", "job", args.scope, trust, child_options(self, "job"))
         create_role_policy(f"{name}-job", job, _job(args), child_options(self, "job"))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -21,6 +20,8 @@ _ARCHIVE_DAYS = 365
 # Wheels may have gigabytes. The launch reuses them for up to 90 days (operations.job_source.MAX_AGE_SECONDS), and the
 # nodes of its run install them later.
 _WHEEL_DAYS = 180
+# Earlier manifests and run records are evidence of a wrong write, and can be restored.
+_STAGING_VERSION_DAYS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,9 @@ class DataBucket(pulumi.ComponentResource):
         if args.archive_after_days is not None:
             rules.append(_archive_marked(args.archive_after_days))
         statements = [limit_fsx_exports(bucket.arn, args.scope)]
-        last = _configure(name, bucket, rules, args.key_arn, versioned=True, opts=retain, statements=statements)
+        last: pulumi.Resource = _configure(name, bucket, rules, key_arn=args.key_arn, opts=retain)
+        policy = policy_document(require_tls(bucket.arn), *statements)
+        last = aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=policy, opts=_after(last, retain))
         _protect(name, bucket, args, last, retain)
         self.name = bucket.bucket
         self.arn = bucket.arn
@@ -89,7 +92,10 @@ class DataBucket(pulumi.ComponentResource):
 
 
 class StagingBucket(pulumi.ComponentResource):
-    """The bucket of bundles, job sources and the manifest. `destroy` empties and deletes it."""
+    """The bucket of bundles, job sources and the manifest. `destroy` empties and deletes it.
+
+    Its policy (StagingPolicy) names the roles of nodes. Overwritten manifests and run records remain as versions.
+    """
 
     name: pulumi.Output[str]
     arn: pulumi.Output[str]
@@ -100,10 +106,11 @@ class StagingBucket(pulumi.ComponentResource):
         bucket = aws.s3.Bucket(
             f"trainyard-{name}", force_destroy=True, tags=args.scope.tags(tags.STAGING_BUCKET), opts=parent
         )
-        rules = [_abort_uploads(), _expire("bundle/", _ARCHIVE_DAYS), _expire("job/", _ARCHIVE_DAYS)]
+        rules = [_abort_uploads(), _expire_noncurrent(_STAGING_VERSION_DAYS)]
+        rules += [_expire("bundle/", _ARCHIVE_DAYS), _expire("job/", _ARCHIVE_DAYS)]
         rules.append(_expire(WHEELS, _WHEEL_DAYS))  # of two rules for an object, S3 applies the shorter one
         # Encrypted with the S3 managed key: its objects contain no secrets, and nodes need no KMS permission to boot.
-        _configure(name, bucket, rules, key_arn=None, versioned=False, opts=parent)
+        _configure(name, bucket, rules, key_arn=None, opts=parent)
         self.name = bucket.bucket
         self.arn = bucket.arn
         self.register_outputs({"name": self.name})
@@ -176,13 +183,11 @@ def _configure(
     bucket: aws.s3.Bucket,
     rules: Sequence[Rule],
     key_arn: pulumi.Input[str] | None,
-    versioned: bool,
     opts: pulumi.ResourceOptions,
-    statements: Sequence[dict[str, Any]] = (),
 ) -> pulumi.Resource:
-    """Configure a bucket: no public access, encryption, versioning, lifecycle, policy. S3 refuses parallel calls.
+    """Configure a bucket: no public access, encryption, versioning, lifecycle; the last setting.
 
-    `statements`: of the bucket policy, which also requires TLS. Returns the last resource.
+    S3 refuses parallel calls.
     """
 
     previous: pulumi.Resource = aws.s3.BucketPublicAccessBlock(
@@ -200,11 +205,10 @@ def _configure(
         rules=[_encrypt(key_arn)],
         opts=_after(previous, opts),
     )
-    if versioned:
-        previous = aws.s3.BucketVersioning(
-            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=_after(previous, opts)
-        )
-    previous = aws.s3.BucketLifecycleConfiguration(
+    previous = aws.s3.BucketVersioning(
+        name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=_after(previous, opts)
+    )
+    return aws.s3.BucketLifecycleConfiguration(
         name,
         bucket=bucket.bucket,
         rules=list(rules),
@@ -212,8 +216,6 @@ def _configure(
         transition_default_minimum_object_size="varies_by_storage_class",
         opts=_after(previous, opts),
     )
-    document = policy_document(require_tls(bucket.arn), *statements)
-    return aws.s3.BucketPolicy(name, bucket=bucket.bucket, policy=document, opts=_after(previous, opts))
 
 
 def _protect(

@@ -310,9 +310,16 @@ class Object(Handler):
         return ReadResult(inputs=inputs, outputs={"etag": response["ETag"].strip('"')})
 
     def delete(self, call: HandlerCall) -> None:
-        """Delete the object. A missing bucket is no error."""
+        """Delete all versions of the object, as the provider does in a versioned bucket. A missing bucket is no error.
+
+        Source: https://github.com/hashicorp/terraform-provider-aws, internal/service/s3/object.go.
+        """
+        s3, bucket, key = call.aws.client("s3"), call.inputs["bucket"], call.inputs["key"]
         try:
-            call.aws.client("s3").delete_object(Bucket=call.inputs["bucket"], Key=call.inputs["key"])
+            for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=key):
+                for entry in page.get("Versions", []) + page.get("DeleteMarkers", []):
+                    if entry["Key"] == key:
+                        s3.delete_object(Bucket=bucket, Key=key, VersionId=entry["VersionId"])
         except ClientError as error:
             if error.response["Error"]["Code"] != "NoSuchBucket":
                 raise

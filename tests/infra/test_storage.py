@@ -61,7 +61,7 @@ def test_buckets_are_encrypted_private_and_tls_only(shipped: Deployment, bucket:
     block = {key: value for key, value in kinds["BucketPublicAccessBlock"].items() if key != "bucket"}
     assert len(block) == 4
     assert all(block.values())
-    statement = json.loads(kinds["BucketPolicy"]["policy"])["Statement"][0]
+    statement, *_ = json.loads(kinds["BucketPolicy"]["policy"])["Statement"]
     assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
     assert statement["Resource"][1] == statement["Resource"][0] + "/*"
 
@@ -72,6 +72,21 @@ def test_data_is_versioned_and_old_versions_expire(shipped: Deployment) -> None:
     assert rules["expire-noncurrent"]["noncurrentVersionExpiration"]["noncurrentDays"] > 0
     assert rules["abort-uploads"]["abortIncompleteMultipartUpload"]["daysAfterInitiation"] > 0
     assert not any("expiration" in rule for rule in rules.values())
+
+
+def test_staging_is_versioned_and_old_versions_expire(shipped: Deployment) -> None:
+    assert shipped.resource(VERSIONING, "staging").inputs["versioningConfiguration"] == {"status": "Enabled"}
+    rules = {rule["id"]: rule for rule in shipped.resource(LIFECYCLE, "staging").inputs["rules"]}
+    assert rules["expire-noncurrent"]["noncurrentVersionExpiration"]["noncurrentDays"] > 0
+
+
+def test_nodes_may_only_read_the_staging_bucket_except_for_their_events(shipped: Deployment) -> None:
+    policy = shipped.resource("aws:s3/bucketPolicy:BucketPolicy", "staging").inputs["policy"]
+    _, *denied = json.loads(policy)["Statement"]
+    assert {each["Condition"]["ArnEquals"]["aws:PrincipalArn"] for each in denied} == {
+        shipped.resource("aws:iam/role:Role", f"identity-{node}").outputs["arn"] for node in ("head", "workers", "job")
+    }
+    assert all((each["Effect"], each["NotAction"]) == ("Deny", ["s3:GetObject", "s3:ListBucket"]) for each in denied)
 
 
 def test_manifest_never_expires(shipped: Deployment) -> None:

@@ -1,6 +1,7 @@
 """The permissions of nodes: the program's IAM policies, enforced by the emulated account."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
@@ -12,7 +13,14 @@ from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.adapter.conftest import Deploy
-from trainyard.models.layout import CURRENT_RUN, HEAD_EVENTS, MANIFEST
+from trainyard.models.layout import (
+    BAKE_EVENTS,
+    CONTROLLER_ENDPOINT,
+    CURRENT_RUN,
+    HEAD_EVENTS,
+    MANIFEST,
+    job_source_key,
+)
 
 Client = Callable[[str], Any]
 Call = Callable[["Cluster", Client], Any]
@@ -26,13 +34,13 @@ class Cluster:
         self.data, self.staging = self.exports["data_bucket"], self.exports["staging_bucket"]
         self.bundle = deployment.resource("aws:s3/bucketObjectv2:BucketObjectv2", "archives-bundle").inputs["key"]
         self.hook = deployment.resource("aws:autoscaling/lifecycleHook:LifecycleHook", "workers-drain").id
-        self._roles = {
+        self.roles = {
             name: deployment.resource("aws:iam/role:Role", f"identity-{name}").id for name in ("head", "workers", "job")
         }
 
     def node(self, role: str) -> Client:
         """Return clients with the credentials that a node of this role gets from its metadata service."""
-        arn = f"arn:aws:iam::{ACCOUNT}:role/{self._roles[role]}"
+        arn = f"arn:aws:iam::{ACCOUNT}:role/{self.roles[role]}"
         created = boto3.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
         session = boto3.Session(created["AccessKeyId"], created["SecretAccessKey"], created["SessionToken"])
         return lambda service: session.client(service, config=Config(retries={"total_max_attempts": 1}))
@@ -164,3 +172,75 @@ def test_nodes_have_no_further_permissions(cluster: Cluster, case: str) -> None:
     with pytest.raises(ClientError) as raised:
         call(cluster, cluster.node(role))
     assert raised.value.response["Error"]["Code"] in DENIED_CODES
+
+
+WIDE = {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}}
+"""The effect of a policy that is attached to a role later."""
+
+WRITES: dict[str, tuple[str, Call]] = {
+    "worker writes the manifest": ("workers", put("staging", MANIFEST)),
+    "worker writes the bundle": ("workers", lambda cluster, node: put("staging", cluster.bundle)(cluster, node)),
+    "worker writes the run record": ("workers", put("staging", CURRENT_RUN)),
+    "worker writes a job archive": ("workers", put("staging", job_source_key("0" * 64))),
+    "worker writes the address of the controller": ("workers", put("staging", CONTROLLER_ENDPOINT)),
+    "worker deletes the manifest": (
+        "workers",
+        lambda cluster, node: node("s3").delete_object(Bucket=cluster.staging, Key=MANIFEST),
+    ),
+    "worker removes the bucket policy": (
+        "workers",
+        lambda cluster, node: node("s3").delete_bucket_policy(Bucket=cluster.staging),
+    ),
+    "worker suspends versioning": (
+        "workers",
+        lambda cluster, node: node("s3").put_bucket_versioning(
+            Bucket=cluster.staging, VersioningConfiguration={"Status": "Suspended"}
+        ),
+    ),
+    "job writes the manifest": ("job", put("staging", MANIFEST)),
+    "job writes the address of the controller": ("job", put("staging", CONTROLLER_ENDPOINT)),
+    "job removes the bucket policy": (
+        "job",
+        lambda cluster, node: node("s3").delete_bucket_policy(Bucket=cluster.staging),
+    ),
+    "head writes the manifest": ("head", put("staging", MANIFEST)),
+    "head writes the bundle": ("head", lambda cluster, node: put("staging", cluster.bundle)(cluster, node)),
+    "head writes the run record": ("head", put("staging", CURRENT_RUN)),
+    "head writes the events of a builder": ("head", put("staging", f"{BAKE_EVENTS}x")),
+}
+
+
+@pytest.fixture
+def widened(cluster: Cluster) -> Iterator[Cluster]:
+    """Nodes whose roles allow all actions of S3."""
+    iam = boto3.client("iam")
+    for role in cluster.roles.values():
+        iam.put_role_policy(RoleName=role, PolicyName="wide", PolicyDocument=json.dumps(WIDE))
+    yield cluster
+    for role in cluster.roles.values():
+        iam.delete_role_policy(RoleName=role, PolicyName="wide")
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_the_staging_bucket_denies_writes_that_a_wider_role_allows(widened: Cluster, case: str) -> None:
+    role, call = WRITES[case]
+    put("data", "runs/r-1/events/wide")(widened, widened.node(role))
+    with pytest.raises(ClientError) as raised:
+        call(widened, widened.node(role))
+    assert raised.value.response["Error"]["Code"] == "AccessDenied"
+
+
+def test_nodes_with_a_wider_role_read_the_bucket_and_write_events(widened: Cluster) -> None:
+    for role, events in (("head", HEAD_EVENTS), ("workers", BAKE_EVENTS)):
+        get("staging", MANIFEST)(widened, widened.node(role))
+        put("staging", f"{events}z")(widened, widened.node(role))
+        widened.node(role)("s3").list_objects_v2(Bucket=widened.staging, Prefix=events)
+
+
+def test_an_overwritten_manifest_can_be_restored(cluster: Cluster) -> None:
+    s3, manifest = boto3.client("s3"), {"Bucket": cluster.staging, "Key": MANIFEST}
+    before = s3.get_object(**manifest)
+    content = before["Body"].read()
+    s3.put_object(**manifest, Body=b"{}")
+    assert s3.get_object(**manifest, VersionId=before["VersionId"])["Body"].read() == content
+    s3.put_object(**manifest, Body=content)

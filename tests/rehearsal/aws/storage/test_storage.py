@@ -106,6 +106,22 @@ def test_bucket_with_noncurrent_versions_cannot_be_deleted(client: Client, bucke
     s3.delete_bucket(Bucket=bucket)
 
 
+def test_versions_and_delete_markers_are_deleted_together(client: Client, bucket: str) -> None:
+    """As by `pulumi destroy`, which suspends versioning before it empties the bucket."""
+    s3 = client("s3")
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    for _ in range(2):
+        s3.put_object(Bucket=bucket, Key="x", Body=b"x")
+        s3.delete_object(Bucket=bucket, Key="x")
+    listing = s3.list_object_versions(Bucket=bucket)
+    entries = [*listing["Versions"], *listing["DeleteMarkers"]]
+    objects = [{"Key": "x", "VersionId": entry["VersionId"]} for entry in entries]
+    assert len(objects) == 4
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
+    assert not s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True}).get("Errors")
+    s3.delete_bucket(Bucket=bucket)
+
+
 def test_listing_continues_after_a_key(client: Client, bucket: str) -> None:
     for number in range(5):
         client("s3").put_object(Bucket=bucket, Key=f"events/{number:08d}.jsonl", Body=b"{}")
