@@ -152,8 +152,10 @@ def _create_group(
 
 
 def _user_data(inputs: Inputs, storage: Storage, role: Role, group: str | None = None) -> pulumi.Output[str]:
-    region = inputs.scope.region
-    return storage.staging.name.apply(lambda bucket: user_data(role, group, manifest_uri(bucket), region, ROOT))
+    scope = inputs.scope
+    return storage.staging.name.apply(
+        lambda bucket: user_data(role, group, manifest_uri(bucket), scope.region, scope.account, ROOT)
+    )
 
 
 def _after_network(network: Network) -> pulumi.ResourceOptions:

@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.packaging.user_data import user_data
 from rehearsal.aws.faults import Capacity
-from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.manifests import MANIFEST
 from trainyard.aws import tags
 from trainyard.aws.clients import client
@@ -232,7 +232,7 @@ def create_worker_template_version(region: str, stack: str, manifest_uri: str) -
     """Add a version to the launch template, and the group's policy, as the Pulumi program sets them for Spot."""
     ec2 = client("ec2", region)
     group = ec2.create_security_group(GroupName=stack, Description=stack, VpcId=_vpc_of(region, stack))["GroupId"]
-    text = user_data("worker", "workers", manifest_uri, region, Path(__file__).parents[1])
+    text = user_data("worker", "workers", manifest_uri, region, ACCOUNT, Path(__file__).parents[1])
     instance_tags = [{"Key": key, "Value": value} for key, value in (("trainyard:stack", stack), ("team", "line"))]
     key = client("kms", region).create_key()["KeyMetadata"]["Arn"]
     ebs = {"VolumeType": "gp3", "VolumeSize": 40, "Encrypted": True, "KmsKeyId": key, "DeleteOnTermination": True}

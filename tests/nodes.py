@@ -14,7 +14,7 @@ import boto3
 from infra.packaging.archive import Packed
 from infra.packaging.bundle import pack_bundle
 from infra.packaging.user_data import user_data
-from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.hypervisor.hypervisor import Hypervisor
 from rehearsal.hypervisor.nspawn.backend import NspawnBackend
 from rehearsal.hypervisor.nspawn.machine import Machine
@@ -66,7 +66,7 @@ class BootedCluster:
 
     def launch_worker(self, image: str | None = None) -> str:
         """Launch a worker, which the hypervisor boots. Returns its instance id. `image`: AMI id; default: Ubuntu."""
-        text = user_data("worker", "workers", self.manifest_uri, REGION, ROOT)
+        text = user_data("worker", "workers", self.manifest_uri, REGION, ACCOUNT, ROOT)
         instance_tags = [{"Key": tags.STACK, "Value": self.stack}]
         response = client("ec2", REGION).run_instances(
             ImageId=image or ubuntu_image_id(REGION),

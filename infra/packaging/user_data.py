@@ -23,7 +23,8 @@ Restart=on-failure
 RestartSec=10
 StandardOutput=journal+console
 StandardError=journal+console
-ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {arguments} --manifest {manifest_uri} --region {region}
+ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py --role {arguments} --manifest {manifest_uri} \
+--region {region} --account {account}
 
 [Install]
 WantedBy=multi-user.target
@@ -43,13 +44,15 @@ _Dumper.add_representer(
 )
 
 
-def user_data(role: Role, group: str | None, manifest_uri: str, region: str, root: Path) -> str:
+def user_data(role: Role, group: str | None, manifest_uri: str, region: str, account: str, root: Path) -> str:
     """Return the cloud-config of a node. `group` is the worker group, `root` the folder of the project.
+
+    `account` owns the bucket of the manifest: the bootstrap reads it from no other account.
 
     cloud-init does not wait for the unit, which waits for the network and retries.
     """
     arguments = role if group is None else f"{role} --group {group}"
-    unit = _UNIT.format(arguments=arguments, manifest_uri=manifest_uri, region=region)
+    unit = _UNIT.format(arguments=arguments, manifest_uri=manifest_uri, region=region, account=account)
     files = [
         ("/opt/trainyard/bootstrap.py", "0755", (root / BOOTSTRAP).read_text()),
         ("/etc/systemd/system/trainyard-node.service", "0644", unit),

@@ -66,7 +66,15 @@ from rehearsal.aws.journal import ROLE, Journal
 from rehearsal.aws.monitoring import alarms, budgets, log_groups, sns
 from rehearsal.aws.operations import Call, parse_call
 from rehearsal.aws.process import ACCOUNT
-from rehearsal.aws.storage import bucket_policies, encryption, fsx, fsx_associations, keys, object_lifecycle
+from rehearsal.aws.storage import (
+    bucket_owners,
+    bucket_policies,
+    encryption,
+    fsx,
+    fsx_associations,
+    keys,
+    object_lifecycle,
+)
 
 StartResponse = Callable[..., Any]
 
@@ -177,6 +185,7 @@ def _received(environ: dict[str, Any]) -> Request:
 
 def _extend_moto(launcher: Launcher) -> None:
     bucket_policies.install()
+    bucket_owners.install()
     object_lifecycle.install()
     boundaries.install()
     role_sessions.install()

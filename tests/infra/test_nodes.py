@@ -215,7 +215,8 @@ def test_user_data_runs_the_bootstrap_at_every_boot(shipped: Deployment) -> None
         unit = files["/etc/systemd/system/trainyard-node.service"]
         assert (
             "ExecStart=/usr/bin/python3 /opt/trainyard/bootstrap.py "
-            f"--role {arguments} --manifest s3://{bucket}/manifest.json --region us-east-1\n"
+            f"--role {arguments} --manifest s3://{bucket}/manifest.json --region us-east-1 "
+            "--account 123456789012\n"
         ) in unit
         assert "WantedBy=multi-user.target" in unit
         assert config["runcmd"][-1] == ["systemctl", "enable", "--now", "--no-block", "trainyard-node.service"]
@@ -225,7 +226,7 @@ def test_too_long_user_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainyard/node").mkdir(parents=True)
     (tmp_path / "trainyard/node/bootstrap.py").write_text("#" * LIMIT_BYTES)
     with pytest.raises(AssertionError, match="shorten trainyard/node/bootstrap"):
-        user_data("worker", "workers", "s3://bucket/manifest.json", "us-east-1", tmp_path)
+        user_data("worker", "workers", "s3://bucket/manifest.json", "us-east-1", "123456789012", tmp_path)
 
 
 def test_changed_job_does_not_change_user_data(local: Deployment, changed: Callable[..., Deployment]) -> None:

@@ -55,16 +55,22 @@ class ObjectChangedError(Exception):
 
 
 class Bucket:
-    """Objects of one bucket."""
+    """Objects of one bucket.
 
-    def __init__(self, name: str, region: str) -> None:
+    `owner`: account that must own it, or S3 denies each request; None: any account. Source:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html
+    """
+
+    def __init__(self, name: str, region: str, owner: str | None = None) -> None:
         self.name = name
+        self._owner = {"ExpectedBucketOwner": owner} if owner else {}
+        self._bucket = {"Bucket": name, **self._owner}
         self._s3 = client("s3", region)
 
     def exists(self) -> bool:
         """Return whether the bucket exists."""
         try:
-            self._s3.head_bucket(Bucket=self.name)
+            self._s3.head_bucket(**self._bucket)
         except ClientError as error:
             if error.response["Error"]["Code"] in {*_MISSING_CODES, "NoSuchBucket"}:
                 return False
@@ -73,11 +79,11 @@ class Bucket:
 
     def region(self) -> str:
         """Return the region of the bucket."""
-        return str(self._s3.head_bucket(Bucket=self.name)["BucketRegion"])
+        return str(self._s3.head_bucket(**self._bucket)["BucketRegion"])
 
     def folders(self, prefix: str) -> Iterator[str]:
         """Yield the names of the folders directly below a prefix, in order. `prefix` ends with a slash."""
-        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix, Delimiter="/")
+        pages = self._s3.get_paginator("list_objects_v2").paginate(**self._bucket, Prefix=prefix, Delimiter="/")
         for page in pages:
             for item in page.get("CommonPrefixes", []):
                 yield item["Prefix"].removeprefix(prefix).rstrip("/")
@@ -90,14 +96,14 @@ class Bucket:
     def objects(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
         """Yield the objects below a prefix, in the order of their keys; those after the key `after`."""
         limits = {"StartAfter": after} if after else {}
-        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix, **limits):
+        for page in self._s3.get_paginator("list_objects_v2").paginate(**self._bucket, Prefix=prefix, **limits):
             for item in page.get("Contents", []):
                 storage_class, modified = item.get("StorageClass", "STANDARD"), item["LastModified"].timestamp()
                 yield StoredObject(item["Key"], storage_class, modified, item["Size"])
 
     def restore_status(self, key: str) -> str:
         """Return the x-amz-restore header of an archived object; empty when no restore was requested."""
-        return str(self._s3.head_object(Bucket=self.name, Key=key).get("Restore", ""))
+        return str(self._s3.head_object(**self._bucket, Key=key).get("Restore", ""))
 
     def days_until_archived(self, tag: str, value: str) -> int | None:
         """Return the age, days, at which a lifecycle rule moves objects with this tag to Deep Archive; None: no rule.
@@ -105,7 +111,7 @@ class Bucket:
         None also where the caller may not read the bucket's lifecycle rules.
         """
         try:
-            rules = self._s3.get_bucket_lifecycle_configuration(Bucket=self.name)["Rules"]
+            rules = self._s3.get_bucket_lifecycle_configuration(**self._bucket)["Rules"]
         except ClientError as error:
             if error.response["Error"]["Code"] in {"NoSuchLifecycleConfiguration", "AccessDenied"}:
                 return None
@@ -121,12 +127,12 @@ class Bucket:
 
     def set_tag(self, key: str, name: str, value: str) -> bool:
         """Set a tag of an object and keep its other tags; return False when it already has this tag."""
-        tags = self._s3.get_object_tagging(Bucket=self.name, Key=key)["TagSet"]
+        tags = self._s3.get_object_tagging(**self._bucket, Key=key)["TagSet"]
         new = {"Key": name, "Value": value}
         if new in tags:
             return False
         others = [tag for tag in tags if tag["Key"] != name]
-        self._s3.put_object_tagging(Bucket=self.name, Key=key, Tagging={"TagSet": [*others, new]})
+        self._s3.put_object_tagging(**self._bucket, Key=key, Tagging={"TagSet": [*others, new]})
         return True
 
     def lock(self, key: str, until: float) -> None:
@@ -139,7 +145,7 @@ class Bucket:
 
     def read(self, key: str) -> bytes:
         """Return the content of an object. Raises ClientError when it does not exist."""
-        content: bytes = self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()
+        content: bytes = self._s3.get_object(**self._bucket, Key=key)["Body"].read()
         return content
 
     def find(self, key: str) -> bytes | None:
@@ -148,7 +154,7 @@ class Bucket:
 
     def metadata(self, key: str) -> dict[str, str]:
         """Return the user-defined metadata of an object."""
-        metadata: dict[str, str] = self._s3.head_object(Bucket=self.name, Key=key)["Metadata"]
+        metadata: dict[str, str] = self._s3.head_object(**self._bucket, Key=key)["Metadata"]
         return metadata
 
     def write(self, key: str, content: bytes, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -166,7 +172,7 @@ class Bucket:
     def find_version(self, key: str) -> tuple[bytes | None, str | None]:
         """Return the content of an object and its ETag; None for both when it does not exist."""
         try:
-            response = self._s3.get_object(Bucket=self.name, Key=key)
+            response = self._s3.get_object(**self._bucket, Key=key)
         except ClientError as error:
             if error.response["Error"]["Code"] in _MISSING_CODES:
                 return None, None
@@ -189,21 +195,21 @@ class Bucket:
     def _put(self, key: str, content: bytes, **options: Any) -> str:
         # The Pulumi program reads JSON objects by a lookup that returns the content of text types only.
         content_type = "application/json" if key.endswith(".json") else "application/octet-stream"
-        response = self._s3.put_object(Bucket=self.name, Key=key, Body=content, ContentType=content_type, **options)
+        response = self._s3.put_object(**self._bucket, Key=key, Body=content, ContentType=content_type, **options)
         return str(response["ETag"])
 
     def upload(self, key: str, file: Path) -> None:
         """Create or replace an object from a file of any size."""
-        self._s3.upload_file(str(file), self.name, key)
+        self._s3.upload_file(str(file), self.name, key, ExtraArgs=self._owner)
 
     def delete(self, key: str) -> None:
         """Delete an object; a versioned bucket keeps its content."""
-        self._s3.delete_object(Bucket=self.name, Key=key)
+        self._s3.delete_object(**self._bucket, Key=key)
 
     def download(self, key: str, file: Path) -> None:
         """Download an object to a file and create the file's folder."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._s3.download_file(self.name, key, str(file))
+        self._s3.download_file(self.name, key, str(file), ExtraArgs=self._owner)
 
     def download_all(self, files: Mapping[StoredObject, Path], on_bytes: Callable[[int], None]) -> None:
         """Download objects to files in parallel, and create the files' folders.
@@ -217,7 +223,7 @@ class Bucket:
             for stored, file in files.items():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 subscribers = [_Download(file, stored.modified, on_bytes)]
-                transfers.append(manager.download(self.name, stored.key, str(file), subscribers=subscribers))
+                transfers.append(manager.download(self.name, stored.key, str(file), self._owner, subscribers))
             for transfer in transfers:
                 transfer.result()
 

@@ -63,7 +63,13 @@ def credentials() -> dict[str, str]:
 
 
 def signed_headers(
-    method: str, url: str, region: str, creds: dict[str, str], now: datetime.datetime, body: bytes = b""
+    method: str,
+    url: str,
+    region: str,
+    creds: dict[str, str],
+    now: datetime.datetime,
+    body: bytes = b"",
+    owner: str | None = None,
 ) -> dict[str, str]:
     """Headers that sign a request for S3 in `region`. `url` is percent-encoded and its query is sorted."""
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
@@ -74,6 +80,8 @@ def signed_headers(
         "x-amz-date": stamp,
         "x-amz-security-token": creds["Token"],
     }
+    if owner:
+        headers["x-amz-expected-bucket-owner"] = owner
     names = ";".join(sorted(headers))
     lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
     canonical = f"{method}\n{parts.path}\n{parts.query}\n{lines}\n{names}\n{digest}"
@@ -88,8 +96,13 @@ def signed_headers(
     return headers
 
 
-def sign_request(method: str, uri: str, region: str, body: bytes = b"", query: str = "") -> tuple[str, dict[str, str]]:
-    """URL and headers of one S3 request for an object, or with a query for a bucket."""
+def sign_request(
+    method: str, uri: str, region: str, body: bytes = b"", query: str = "", owner: str | None = None
+) -> tuple[str, dict[str, str]]:
+    """URL and headers of one S3 request for an object, or with a query for a bucket.
+
+    `owner`: account that must own the bucket, or S3 denies the request; None: any account.
+    """
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
@@ -99,20 +112,22 @@ def sign_request(method: str, uri: str, region: str, body: bytes = b"", query: s
         base = f"https://{bucket}.s3.{region}.{suffix}"
     url = f"{base}/{urllib.parse.quote(key)}" + (f"?{query}" if query else "")
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 (works in any Python 3)
-    return url, signed_headers(method, url, region, credentials(), now, body)
+    return url, signed_headers(method, url, region, credentials(), now, body, owner)
 
 
-def s3(method: str, uri: str, region: str, body: bytes | None = None, query: str = "") -> bytes:
+def s3(
+    method: str, uri: str, region: str, body: bytes | None = None, query: str = "", owner: str | None = None
+) -> bytes:
     """Body of the response to one signed S3 request."""
-    url, headers = sign_request(method, uri, region, body or b"", query)
+    url, headers = sign_request(method, uri, region, body or b"", query, owner)
     if body is not None:
         headers["content-type"] = "application/json"  # urllib's default is that of a form
     return request(url, method, headers, body)
 
 
-def s3_get(uri: str, region: str) -> bytes:
+def s3_get(uri: str, region: str, owner: str | None = None) -> bytes:
     """Content of an S3 object."""
-    return s3("GET", uri, region)
+    return s3("GET", uri, region, owner=owner)
 
 
 def retry(resource: str, call: Callable[[], T]) -> T:
@@ -163,11 +178,11 @@ def bundle_of(manifest: bytes) -> dict[str, str]:
         raise BootstrapError(f"the manifest names no bundle: {type(error).__name__}: {error}") from error
 
 
-def fetch_bundle(bundle: dict[str, str], region: str) -> Path:
+def fetch_bundle(bundle: dict[str, str], region: str, owner: str | None) -> Path:
     """Folder of the unpacked bundle, downloaded unless it exists. Raises BootstrapError for a wrong SHA-256."""
     folder = BASE / "bundle" / bundle["sha256"]
     if not folder.exists():
-        data = retry("the bundle", lambda: s3_get(bundle["uri"], region))
+        data = retry("the bundle", lambda: s3_get(bundle["uri"], region, owner))
         digest = hashlib.sha256(data).hexdigest()
         if digest != bundle["sha256"]:
             raise BootstrapError(f"{bundle['uri']} has SHA-256 {digest}, but the manifest has {bundle['sha256']}")
@@ -195,14 +210,16 @@ def report_failure(reason: str) -> None:
     try:
         node = json.loads((BASE / "node.json").read_text())
         manifest = json.loads((BASE / "fetched.json").read_text())
-        region, source = node["region"], {name: node[name] for name in ("instance", "role", "boot")}
+        source = {name: node[name] for name in ("instance", "role", "boot")}
+        region, owner = node["region"], node.get("account")  # none: written by an earlier version
         event = {"kind": "playbook", "status": "failed", "message": reason[:4000], "time": time.time(), **source}
         stream = f"s3://{manifest['staging_bucket']}/{'bake' if node['role'] == 'builder' else 'head'}/events/"
         if node["role"] == "worker":
-            run = json.loads(s3_get(f"s3://{manifest['staging_bucket']}/run.json", region))["run"]
+            run = json.loads(s3_get(f"s3://{manifest['staging_bucket']}/run.json", region, owner))["run"]
+            owner = None  # the data bucket may be one of another account (storage.bucket)
             stream = f"s3://{manifest['data_bucket']}/runs/{run}/events/"
         key = f"{stream}{node['instance']}/{node['boot']}/boot-{int(time.time()):08d}.jsonl"
-        s3("PUT", key, region, json.dumps(event).encode() + b"\n")
+        s3("PUT", key, region, json.dumps(event).encode() + b"\n", owner=owner)
     except (OSError, ValueError, KeyError) as error:
         LOG.error("this failure cannot be reported to the launch: %s: %s", type(error).__name__, error)
 
@@ -235,6 +252,7 @@ def main() -> None:
     parser.add_argument("--group", help="name of the worker group in the manifest")
     parser.add_argument("--manifest", required=True, help="S3 URI of manifest.json")
     parser.add_argument("--region", required=True)
+    parser.add_argument("--account", required=True, help="account id of the stack, which owns the manifest's bucket")
     parser.add_argument("--until", type=float, help="Unix time at which this machine is powered off in any case")
     options = parser.parse_args()
     if options.until:
@@ -247,13 +265,14 @@ def main() -> None:
         "address": retry("the metadata service", lambda: metadata("meta-data/local-ipv4")),
         "boot": boot_number(),
         "region": options.region,
+        "account": options.account,
         "manifest_uri": options.manifest,
     }
     (BASE / "node.json").write_text(json.dumps(node))
-    text = retry("the manifest", lambda: s3_get(options.manifest, options.region))
+    text = retry("the manifest", lambda: s3_get(options.manifest, options.region, options.account))
     (BASE / "fetched.json").write_bytes(text)
     bundle = bundle_of(text)
-    folder = fetch_bundle(bundle, options.region)
+    folder = fetch_bundle(bundle, options.region, options.account)
     (BASE / "manifest.json").write_bytes(text)
     node["bundle"] = str(folder)
     (BASE / "node.json").write_text(json.dumps(node))

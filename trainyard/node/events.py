@@ -14,7 +14,7 @@ def open_event_writer(node: Node, manifest: Manifest, source: str) -> ChunkWrite
 
     A worker writes to the current run, the head and a builder to the staging bucket.
     """
-    staging = Bucket(manifest.staging_bucket, node.region)
+    staging = Bucket(manifest.staging_bucket, node.region, node.account)
     if node.role != "worker":
         stream = HEAD_EVENTS if node.role == "head" else BAKE_EVENTS
         return ChunkWriter(staging, chunk_prefix(stream, node.instance, node.boot, source))

@@ -35,6 +35,9 @@ class Node(StrictModel):
     address: str = Field(description="Private IPv4 address.")
     boot: str = Field(description="Number of this boot, from 0001.")
     region: str = Field(description="AWS region.")
+    account: str | None = Field(
+        None, description="Account that owns the stack's staging bucket; none: booted by an earlier version."
+    )
     manifest_uri: str = Field(description="S3 URI of the manifest.")
     bundle: str = Field(description="Folder of the unpacked bundle.")
 

@@ -39,7 +39,7 @@ def apply_manifest(text: bytes, node: Node) -> bool:
         if bundle["sha256"] == before.bundle.sha256:
             raise
         changed = True
-    folder = bootstrap.fetch_bundle(bundle, node.region)
+    folder = bootstrap.fetch_bundle(bundle, node.region, node.account)
     (BASE / "manifest.json").write_bytes(text)
     if changed:
         (BASE / "node.json").write_text(node.model_copy(update={"bundle": str(folder)}).model_dump_json())
@@ -57,7 +57,7 @@ def report_failure(node: Node, manifest: Manifest, reason: str) -> None:
 def refresh(node: Node) -> None:
     """Compare the manifest in S3 with the local one and apply a change."""
     bucket, key = split_s3_uri(node.manifest_uri)
-    text = Bucket(bucket, node.region).read(key)
+    text = Bucket(bucket, node.region, node.account).read(key)
     if text == (BASE / "manifest.json").read_bytes() or (REJECTED.exists() and REJECTED.read_bytes() == text):
         return
     manifest = read_manifest()

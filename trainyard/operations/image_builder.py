@@ -24,7 +24,7 @@ from trainyard.operations.progress import Display
 from trainyard.operations.startup import Deadline, describe_console, display_event
 
 MAX_ATTEMPTS, RETRY_DELAY_SECONDS = 5, 2.0
-_WORKER_COMMAND = re.compile(r"(--role )worker( --group \S+ --manifest \S+ --region \S+)$", re.MULTILINE)
+_WORKER_COMMAND = re.compile(r"(--role )worker( --group \S+ --manifest \S+ --region \S+ --account \S+)$", re.MULTILINE)
 _COPIED_KEYS = ("IamInstanceProfile", "MetadataOptions", "BlockDeviceMappings")
 _TERMINATED_STATES = {"shutting-down", "terminated"}
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from rehearsal.hypervisor.metadata import InstanceMetadata, MetadataServer
 from trainyard.aws.s3 import Bucket
 from trainyard.node import bootstrap
@@ -55,23 +56,31 @@ def create_bundle() -> bytes:
     return buffer.getvalue()
 
 
-def boot(root: Path, metadata: str, bucket: Bucket, account: EmulatedAws) -> "subprocess.CompletedProcess[str]":
+def start_boot(
+    root: Path, metadata: str, bucket: Bucket, account: EmulatedAws, owner: str = ACCOUNT
+) -> "subprocess.Popen[str]":
     boot_id = root / "proc/sys/kernel/random/boot_id"
     boot_id.parent.mkdir(parents=True, exist_ok=True)
     boot_id.write_text("7f4b\n")
     manifest = f"s3://{bucket.name}/manifest.json"
-    return subprocess.run(
-        [sys.executable, "-I", str(BOOTSTRAP), "--role", "worker", "--region", "us-east-1", "--manifest", manifest],
+    arguments = ["--role", "worker", "--region", "us-east-1", "--manifest", manifest, "--account", owner]
+    return subprocess.Popen(
+        [sys.executable, "-I", str(BOOTSTRAP), *arguments],
         env={
             "TRAINYARD_ROOT": str(root),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata,
             "AWS_ENDPOINT_URL": account.endpoint,
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=30,
-        check=False,
     )
+
+
+def boot(root: Path, metadata: str, bucket: Bucket, account: EmulatedAws) -> "subprocess.CompletedProcess[str]":
+    with start_boot(root, metadata, bucket, account) as process:
+        output, errors = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def publish(bucket: Bucket, sha256: str, content: bytes) -> None:
@@ -114,6 +123,32 @@ def test_bundle_with_wrong_checksum_is_rejected(
     assert result.returncode == 1
     assert "but the manifest has 000000" in result.stderr
     assert not list((tmp_path / "root/opt/trainyard").glob("bundle/*"))
+
+
+def test_manifest_of_a_bucket_of_another_account_is_not_read(
+    tmp_path: Path, metadata: str, bucket: Bucket, account: EmulatedAws
+) -> None:
+    """A bucket that was deleted may exist again, with this name in another account."""
+    content = create_bundle()
+    publish(bucket, hashlib.sha256(content).hexdigest(), content)
+    with start_boot(tmp_path / "root", metadata, bucket, account, "999999999999") as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+    assert "waiting for the manifest: HTTPError: HTTP Error 403" in line
+    assert not (tmp_path / "root/opt/trainyard/fetched.json").exists()
+
+
+def test_bundle_of_a_bucket_of_another_account_is_not_read(
+    tmp_path: Path, metadata: str, bucket: Bucket, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", account.endpoint)
+    monkeypatch.setattr(bootstrap, "METADATA", metadata)
+    bucket.write("bundle.tar", b"x")
+    uri = f"s3://{bucket.name}/bundle.tar"
+    assert bootstrap.s3_get(uri, "us-east-1", ACCOUNT) == b"x"
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        bootstrap.s3_get(uri, "us-east-1", "999999999999")
 
 
 def test_bootstrap_imports_only_the_standard_library() -> None:

@@ -38,7 +38,7 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server, staging = AgentServer(node), Bucket(manifest.staging_bucket, node.region)
+    server, staging = AgentServer(node), Bucket(manifest.staging_bucket, node.region, node.account)
     server.start(staging)
     try:
         with open_event_writer(node, manifest, "controller") as writer:

@@ -31,7 +31,7 @@ class Controller:
 
     def __init__(self, node: Node, manifest: Manifest, connections: AgentConnections) -> None:
         self._node, self._connections = node, connections
-        self._staging = Bucket(manifest.staging_bucket, node.region)
+        self._staging = Bucket(manifest.staging_bucket, node.region, node.account)
         self._data = Bucket(manifest.data_bucket, node.region)
         self._current: RunController | None = None
         self._is_active = False  # the current run had no outcome at the last successful step

@@ -54,7 +54,7 @@ def satisfies(python: Path, requirements: Path) -> bool:
 
 def read_lock(uri: str, python: Path) -> RequirementsLock | None:
     """The lock of the job's requirements; None if it is not for the Python of this node."""
-    lock = RequirementsLock.model_validate_json(retry(uri, partial(s3_get, uri, _region())))
+    lock = RequirementsLock.model_validate_json(retry(uri, partial(s3_get, uri, *_location())))
     command = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     if (version, platform.machine()) == (lock.python, lock.machine):
@@ -76,7 +76,7 @@ def install_lock(python: Path, lock: RequirementsLock, uri: str) -> Path:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             source = f"s3://{bucket}/{wheel_key(wheel.sha256, wheel.file)}"
-            retry(source, partial(download, source, _region(), file))
+            retry(source, partial(download, source, _location()[0], file))
         with file.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         if digest != wheel.sha256:
@@ -120,9 +120,10 @@ def create_environment(python: Path, content: str, options: Sequence[str], user:
     return folder / "bin/python"
 
 
-def _region() -> str:
-    region: str = json.loads((BASE / "node.json").read_text())["region"]
-    return region
+def _location() -> tuple[str, str | None]:
+    """Region and account of the staging bucket."""
+    node = json.loads((BASE / "node.json").read_text())
+    return node["region"], node.get("account")
 
 
 def _packages(python: Path) -> Path:

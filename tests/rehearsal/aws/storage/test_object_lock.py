@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import boto3
 import pytest
 from botocore.config import Config
 
-from rehearsal.aws.process import OPERATOR_KEY, EmulatedAws
+from rehearsal.aws.process import EmulatedAws
 from tests.rehearsal.aws.iam.test_authorization import ALLOWED, DENIED, UNKNOWN, allow, outcome, session
 from tests.rehearsal.aws.iam.test_identity import TRUST
 from tests.rehearsal.aws.storage.test_fsx_associations import document
@@ -26,7 +25,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
 
 @pytest.fixture(scope="module")
 def client(account: EmulatedAws) -> Any:
-    keys = boto3.Session(OPERATOR_KEY, "rehearsal", region_name="us-east-1")
+    keys = account.session()
     config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
     return lambda service: keys.client(service, endpoint_url=account.endpoint, config=config)
 
@@ -83,7 +82,7 @@ def test_governance_mode_can_be_bypassed(s3: Any, bucket: str, locked: str) -> N
 
 def test_documented_deletion_of_the_bucket(account: EmulatedAws, s3: Any, bucket: str, locked: str) -> None:
     """docs/deploy.md, "Delete the retained data"."""
-    keys = boto3.Session(OPERATOR_KEY, "rehearsal", region_name="us-east-1")
+    keys = account.session()
     config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
     resource: Any = keys.resource("s3", endpoint_url=account.endpoint, config=config).Bucket(bucket)
     (response,) = resource.object_versions.delete()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws.process import EmulatedAws
+from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.aws.conftest import Client
 
 AWS_CLI = Path(sys.executable).parent / "aws"
@@ -55,6 +56,27 @@ def test_bucket_stores_the_settings(client: Client, bucket: str) -> None:
     assert json.loads(s3.get_bucket_policy(**which)["Policy"]) == policy
     assert s3.get_bucket_lifecycle_configuration(**which)["Rules"] == lifecycle
     assert s3.get_bucket_ownership_controls(**which)["OwnershipControls"] == ownership
+
+
+OWNED_CALLS: dict[str, Callable[[Any, dict[str, str], str], Any]] = {
+    "put": lambda s3, target, owner: s3.put_object(**target, Body=b"x", ExpectedBucketOwner=owner),
+    "get": lambda s3, target, owner: s3.get_object(**target, ExpectedBucketOwner=owner),
+    "list": lambda s3, target, owner: s3.list_objects_v2(Bucket=target["Bucket"], ExpectedBucketOwner=owner),
+    "copy": lambda s3, target, owner: s3.copy_object(
+        Bucket=target["Bucket"], Key="y", CopySource=target, ExpectedSourceBucketOwner=owner
+    ),
+}
+
+
+@pytest.mark.parametrize("call", OWNED_CALLS)
+def test_requests_that_expect_another_owner_are_denied(client: Client, bucket: str, call: str) -> None:
+    s3, target = client("s3"), {"Bucket": bucket, "Key": "x"}
+    s3.put_object(**target, Body=b"x")
+    OWNED_CALLS[call](s3, target, ACCOUNT)
+    with pytest.raises(ClientError) as denied:
+        OWNED_CALLS[call](s3, target, "999999999999")
+    assert denied.value.response["Error"]["Code"] == "AccessDenied"
+    assert denied.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
 @pytest.mark.parametrize(("secure", "allowed"), [("false", True), ("true", False)])

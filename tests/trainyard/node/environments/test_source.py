@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal.aws.process import ACCOUNT
 from tests.conftest import REGION
 from tests.tls import create_authority, https_server
 from tests.wheels import Wheel
@@ -144,7 +145,7 @@ class Locked:
 @pytest.fixture
 def locked(node: Node, bucket: Bucket, node_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Locked:
     monkeypatch.setattr(source_program, "BASE", node.folder / "opt/trainyard")
-    monkeypatch.setattr(source_program, "_region", lambda: REGION)
+    monkeypatch.setattr(source_program, "_location", lambda: (REGION, ACCOUNT))
     monkeypatch.setattr(bootstrap, "credentials", lambda: node_credentials)
     return Locked(node, bucket)
 
