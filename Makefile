@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearsal chaos test test-all lint format locks wheels schemas clean
+.PHONY: help setup rehearsal chaos test test-all lint format locks wheels audit sbom schemas clean
 
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11) python3)
 STACK ?= local
@@ -92,6 +92,19 @@ wheels: $(STAMP) ## Build the wheels of packages that publish only source distri
 	@rm -rf build/sources && mkdir -p build/sources
 	@$(BIN)/python -m pip download --quiet --no-deps --no-build-isolation --require-hashes --no-binary :all: --dest build/sources --requirement $(WHEELS)/sources.txt
 	@umask 022; SOURCE_DATE_EPOCH=315532800 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir --wheel-dir $(WHEELS) build/sources/*
+
+AUDIT_VENV := build/audit-venv
+
+$(AUDIT_VENV)/.installed: tools/audit/requirements.txt | $(STAMP)
+	@$(PYTHON) -m venv --clear $(AUDIT_VENV)
+	@$(BIN)/uv pip install --system-certs --quiet --python $(AUDIT_VENV)/bin/python $(LOCKED) -r $<
+	@touch $@
+
+audit: $(STAMP) $(AUDIT_VENV)/.installed ## Check code with bandit and resources with checkov; fail on findings not in tools/audit/accepted.yaml
+	@$(BIN)/python -m tools.audit $(AUDIT_VENV)/bin
+
+sbom: $(AUDIT_VENV)/.installed ## Write the software bill of materials (CycloneDX) of a release to build/sbom.json
+	@$(AUDIT_VENV)/bin/cyclonedx-py requirements rehearsal/requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON --outfile build/sbom.json
 
 schemas: $(STAMP) ## Write JSON Schemas of the models to build/schemas
 	@$(BIN)/python -m trainyard.models.schemas build/schemas

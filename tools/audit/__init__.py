@@ -1,0 +1,1 @@
+"""Security audit: insecure calls in the code, and insecure settings of the resources of a stack."""
