@@ -40,6 +40,8 @@ class WorkerSubnet:
 class Vpc(pulumi.ComponentResource):
     """A VPC with a private and a public subnet in the head's zone, and a private one for workers in each other zone.
 
+    Its default security group has no rules.
+
     Subnets cost nothing. The head's subnets keep their CIDR blocks when zones are added or removed.
     """
 
@@ -59,6 +61,14 @@ class Vpc(pulumi.ComponentResource):
             enable_dns_hostnames=True,
             tags=args.scope.tags("vpc"),
             opts=child_options(self, "vpc"),
+        )
+        # An interface without a security group gets the default one, which EC2 creates with rules for all egress.
+        # The provider removes every rule that is not an argument here.
+        aws.ec2.DefaultSecurityGroup(
+            f"{name}-default",
+            vpc_id=self._vpc.id,
+            tags=args.scope.tags("default-group"),
+            opts=pulumi.ResourceOptions(parent=self),
         )
         subnet, routes = self._subnet("private", private_cidr)
         if args.nat_gateway:

@@ -55,6 +55,14 @@ def no_inbound_from_cidr(kind: str, inputs: Inputs) -> Iterator[str]:
         yield "has inline ingress rules, which are not validated"
 
 
+def default_security_groups_are_empty(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Default security groups have no rules."""
+    if kind.endswith(":DefaultSecurityGroup"):
+        for key in ("ingress", "egress"):
+            if inputs.get(key):
+                yield f"has {key} rules"
+
+
 def no_public_ip(kind: str, inputs: Inputs) -> Iterator[str]:
     """Instances have no public IP address."""
     if kind.endswith(":Subnet") and inputs.get("mapPublicIpOnLaunch"):
@@ -158,6 +166,7 @@ RULES: tuple[PolicyRule, ...] = (
     _rule(volumes_are_encrypted, "Root volumes are encrypted with a configured KMS key."),
     _rule(imdsv2_is_required, "Instances support IMDSv2 only, with a hop limit of 1."),
     _rule(no_inbound_from_cidr, "Ingress rules allow security groups only."),
+    _rule(default_security_groups_are_empty, "Default security groups have no rules."),
     _rule(no_public_ip, "Instances have no public IP address."),
     _rule(no_ssh_key_pair, "Instances have no SSH key pair."),
     _rule(policies_are_specific, "Role policies name actions and resources; exceptions have a reason."),

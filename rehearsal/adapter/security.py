@@ -51,6 +51,50 @@ class SecurityGroup(Handler):
         call.aws.client("ec2").delete_security_group(GroupId=call.id)
 
 
+class DefaultSecurityGroup(Handler):
+    """The default security group of a VPC, without rules. The VPC creates and deletes it.
+
+    As the provider does: creation adopts the group and revokes all of its rules; deletion changes nothing in AWS.
+    https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/default_security_group
+    """
+
+    type = "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup"
+    keys = input_keys("vpcId", "tags")
+    replace_on_changes = frozenset({"vpcId"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Revoke the rules of the group and put its tags."""
+        ec2 = call.aws.client("ec2")
+        in_vpc = [
+            {"Name": "vpc-id", "Values": [call.inputs["vpcId"]]},
+            {"Name": "group-name", "Values": ["default"]},
+        ]
+        (group,) = ec2.describe_security_groups(Filters=in_vpc)["SecurityGroups"]
+        group_id = group["GroupId"]
+        by_group = [{"Name": "group-id", "Values": [group_id]}]
+        for rule in ec2.describe_security_group_rules(Filters=by_group)["SecurityGroupRules"]:
+            revoke = ec2.revoke_security_group_egress if rule["IsEgress"] else ec2.revoke_security_group_ingress
+            revoke(GroupId=group_id, SecurityGroupRuleIds=[rule["SecurityGroupRuleId"]])
+        if call.tags:
+            ec2.create_tags(Resources=[group_id], Tags=call.tags)
+        return group_id, {}
+
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Update the tags."""
+        update_ec2_tags(call)
+        return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        group = describe(call, "describe_security_groups", "SecurityGroups", "group-id")
+        if group is None:
+            return None
+        return ReadResult(inputs={**select(group, vpcId="VpcId"), "tags": tag_dict(group.get("Tags"))})
+
+    def delete(self, call: HandlerCall) -> None:
+        """Change nothing: EC2 deletes the group with its VPC."""
+
+
 class _Rule(Handler):
     """One security group rule. `direction` is part of the name of EC2's API calls."""
 
@@ -147,4 +191,4 @@ class EgressRule(_Rule):
     direction = "egress"
 
 
-HANDLERS = (SecurityGroup(), IngressRule(), EgressRule())
+HANDLERS = (SecurityGroup(), DefaultSecurityGroup(), IngressRule(), EgressRule())

@@ -14,6 +14,7 @@ from trainyard.models.connection import AGENT_PORT
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 SUBNET = "aws:ec2/subnet:Subnet"
+DEFAULT_GROUP = "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup"
 ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
 
 
@@ -144,6 +145,12 @@ def test_lustre_ports_are_open_between_nodes_and_file_system_only(gpu: Deploymen
     assert allowed == {(peer, "tcp", *ports) for peer in (nodes, fsx) for ports in ((988, 988), (1018, 1023))}
 
 
+def test_default_security_group_is_managed_without_rules(shipped: Deployment) -> None:
+    group = shipped.resource(DEFAULT_GROUP, "network-default").inputs
+    assert group["vpcId"] == shipped.resource("aws:ec2/vpc:Vpc", "network-vpc").id
+    assert not {"ingress", "egress"} & group.keys()
+
+
 def test_no_groups_without_efa_and_fsx(local: Deployment) -> None:
     assert [group.name for group in local.resources_of_type("aws:ec2/securityGroup:SecurityGroup")] == [
         "security-nodes",
@@ -217,5 +224,6 @@ def test_existing_network_is_not_changed(changed: Callable[..., Deployment]) -> 
     for kind in ("vpc:Vpc", "subnet:Subnet", "routeTable:RouteTable", "vpcEndpoint:VpcEndpoint", "flowLog:FlowLog"):
         assert not run.resources_of_type(f"aws:ec2/{kind}")
     assert {each.inputs["vpcId"] for each in run.resources_of_type("aws:ec2/securityGroup:SecurityGroup")} == {VPC}
+    assert not run.resources_of_type(DEFAULT_GROUP)
     for name in ("head", "workers"):
         assert run.resource(GROUP, name).inputs["vpcZoneIdentifiers"] == [SUBNET_ID]

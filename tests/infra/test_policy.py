@@ -77,6 +77,10 @@ VIOLATIONS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
         ({"SecurityGroupIngressRule": {"cidrIpv6": "::/0"}}, "inbound traffic from ::/0"),
         ({"SecurityGroup": {"ingress": [{"fromPort": 22}]}}, "inline ingress rules"),
     ],
+    "default-security-groups-are-empty": [
+        ({"DefaultSecurityGroup": {"ingress": [{"self": True}]}}, "has ingress rules"),
+        ({"DefaultSecurityGroup": {"egress": [{"cidrBlocks": ["0.0.0.0/0"]}]}}, "has egress rules"),
+    ],
     "no-public-ip": [
         ({"Subnet": {"mapPublicIpOnLaunch": True}}, "assigns public IP"),
         ({"LaunchTemplate": {"networkInterfaces": [{"associatePublicIpAddress": "true"}]}}, "gets a public IP"),

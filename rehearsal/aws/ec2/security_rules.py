@@ -1,9 +1,10 @@
-"""Security group rules: EC2's error for a duplicate rule, descriptions in responses, and modification."""
+"""Security group rules: EC2's error for a duplicate rule, descriptions in responses, modification, default groups."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from moto.core.responses import ActionResult
+from moto.ec2.models import EC2Backend
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses import EC2Response
 
@@ -11,6 +12,21 @@ from rehearsal.aws.moto_extension import ec2_error, extend
 
 Rule = tuple[str, int | None, int | None, str]
 _PROTOCOLS = {"6": "tcp", "17": "udp", "1": "icmp", "all": "-1"}
+
+_moto_create_group = EC2Backend.create_security_group
+
+
+def create_security_group(self: Any, *args: Any, **options: Any) -> Any:
+    """Create a group. The default group of a VPC allows all traffic from itself, which moto omits.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
+    """
+    group = _moto_create_group(self, *args, **options)
+    if group.is_default and group.vpc_id:
+        group.add_ingress_rule(
+            SecurityGroupRule(self, "-1", group.id, None, None, {}, {"GroupId": group.id}, is_egress=False)
+        )
+    return group
 
 
 def _requested_rules(permissions: list[dict[str, Any]]) -> Iterator[Rule]:
@@ -76,7 +92,8 @@ def _modify(self: Any) -> Any:
 
 
 def install() -> None:
-    """Add the duplicate check, the descriptions and the modification to moto."""
+    """Add the duplicate check, the descriptions, the modification and the rule of default groups to moto."""
+    extend(EC2Backend, create_security_group)
     extend(
         EC2Response,
         authorize_security_group_ingress=_rejecting_duplicates(

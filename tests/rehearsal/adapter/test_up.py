@@ -53,6 +53,26 @@ def test_gpu_stack_is_created_with_all_settings_and_destroyed(
     check_destroyed(aws, run, before)
 
 
+def test_default_security_group_of_the_vpc_has_no_rules(local: Deployment) -> None:
+    """EC2 creates the group with rules, which the deployment removes."""
+    ec2 = boto3.client("ec2")
+
+    def rules(vpc: str) -> list[bool]:
+        in_vpc = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "group-name", "Values": ["default"]}]
+        (group,) = ec2.describe_security_groups(Filters=in_vpc)["SecurityGroups"]
+        by_group = [{"Name": "group-id", "Values": [group["GroupId"]]}]
+        return sorted(
+            rule["IsEgress"] for rule in ec2.describe_security_group_rules(Filters=by_group)["SecurityGroupRules"]
+        )
+
+    other = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    try:
+        assert rules(other) == [False, True]
+    finally:
+        ec2.delete_vpc(VpcId=other)
+    assert rules(local.resource("aws:ec2/vpc:Vpc", "network-vpc").id) == []
+
+
 def check_destroyed(aws: EmulatedAws, run: Deployment, before: ResourceIds) -> None:
     destroyed = destroy(run)
     remaining = existing_ids(aws) - before
