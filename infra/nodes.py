@@ -41,7 +41,7 @@ class Nodes:
     placement_group: PlacementGroup
 
 
-def create_identity(inputs: Inputs, storage: Storage) -> Identity:
+def create_identity(inputs: Inputs, storage: Storage, network: Network) -> Identity:
     """Create the roles of head and workers."""
     settings = inputs.settings
     return Identity(
@@ -57,6 +57,7 @@ def create_identity(inputs: Inputs, storage: Storage) -> Identity:
             source_keys=settings.job.kms_keys,
             image=settings.ecr_image,
             lock_results_days=settings.storage.lock_results_days,
+            perimeter=network.perimeter,
         ),
     )
 

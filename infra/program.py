@@ -43,10 +43,11 @@ def create_stack(project: Project) -> None:
     inputs = read_inputs(project)
     scope, settings, facts = inputs.scope, inputs.settings, inputs.facts
     storage = create_storage(inputs)
-    identity = create_identity(inputs, storage)
-    policy = protect_staging(storage, identity)
     zones, pin_zone = facts.worker_zones(settings), zone_is_default(settings, facts)
-    network = create_network(scope, settings, zones, pin_zone, storage.key.service_arn)
+    buckets = [storage.data.arn, storage.staging.arn]
+    network = create_network(scope, settings, zones, pin_zone, storage.key.service_arn, buckets)
+    identity = create_identity(inputs, storage, network)
+    policy = protect_staging(storage, identity)
     filesystem = create_filesystem(inputs, storage, network)
     nodes = create_nodes(inputs, storage, network, identity)
     create_guardrails(inputs, storage, nodes)

@@ -7,6 +7,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.children import child_options
+from infra.components.endpoint_policies import EndpointPolicies
 from infra.scope import Scope
 
 
@@ -23,6 +24,7 @@ class EndpointsArgs:
     route_table_ids: Sequence[pulumi.Input[str]]
     security_group_ids: Sequence[pulumi.Input[str]]
     services: Sequence[str]
+    policies: EndpointPolicies
 
 
 class Endpoints(pulumi.ComponentResource):
@@ -38,6 +40,7 @@ class Endpoints(pulumi.ComponentResource):
             vpc_endpoint_type="Gateway",
             service_name=f"{prefix}s3",
             route_table_ids=args.route_table_ids,
+            policy=args.policies.document("s3"),
             tags=args.scope.tags("s3-endpoint"),
             opts=child_options(self, "s3"),
         )
@@ -50,6 +53,7 @@ class Endpoints(pulumi.ComponentResource):
                 subnet_ids=[args.subnet_id],
                 security_group_ids=args.security_group_ids,
                 private_dns_enabled=True,
+                policy=args.policies.document(service),
                 tags=args.scope.tags(f"{service}-endpoint"),
                 # Its interface would keep the old subnet from being deleted when the head moves to another zone.
                 opts=child_options(self, service, replace_on_changes=["subnetIds"], delete_before_replace=True),

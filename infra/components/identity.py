@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.children import child_options
+from infra.components.perimeter import Perimeter
 from infra.policy.unscoped import UNSCOPED
 from infra.scope import Scope
 from trainyard.aws import tags
@@ -33,6 +34,7 @@ class IdentityArgs:
     prefix (s3://bucket/prefix/) of Python packages, `sources` the S3 prefixes of the job's data and model in other
     buckets and `source_keys` the ARNs of their KMS keys, `image` the container image of the job in ECR.
     `lock_results_days`: days for which the head may lock results, or None.
+    `perimeter`: the network outside of which the credentials of nodes are denied.
     """
 
     scope: Scope
@@ -45,6 +47,7 @@ class IdentityArgs:
     source_keys: Sequence[str]
     image: EcrImage | None
     lock_results_days: int | None
+    perimeter: Perimeter | None = None
 
 
 class Identity(pulumi.ComponentResource):
@@ -59,14 +62,14 @@ class Identity(pulumi.ComponentResource):
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Identity", name, None, opts)
         head = self._node_role(name, "head", args.scope)
-        self.head_profile = self._profile(head, name, "head", args.scope, _head(args))
+        self.head_profile = self._profile(head, name, "head", args, _head(args))
         worker = self._node_role(name, "workers", args.scope)
         self.head_role_arn, self.worker_role_arn = head.arn, worker.arn
         trust = _trust(AWS=worker.arn)
         job = create_role(f"{name}-job", "job", args.scope, trust, child_options(self, "job"))
-        create_role_policy(f"{name}-job", job, _job(args), child_options(self, "job"))
+        create_role_policy(f"{name}-job", job, _within_network(args, _job(args)), child_options(self, "job"))
         self.job_role_arn = job.arn
-        self.worker_profile = self._profile(worker, name, "workers", args.scope, _workers(args, job.arn))
+        self.worker_profile = self._profile(worker, name, "workers", args, _workers(args, job.arn))
         self.register_outputs({"head_profile": self.head_profile, "worker_profile": self.worker_profile})
 
     def _node_role(self, prefix: str, node: str, scope: Scope) -> aws.iam.Role:
@@ -74,15 +77,15 @@ class Identity(pulumi.ComponentResource):
         return create_role(f"{prefix}-{node}", node, scope, trust, child_options(self, node))
 
     def _profile(
-        self, role: aws.iam.Role, prefix: str, node: str, scope: Scope, statements: list[Statement]
+        self, role: aws.iam.Role, prefix: str, node: str, args: IdentityArgs, statements: list[Statement]
     ) -> pulumi.Output[str]:
         name = f"{prefix}-{node}"
-        policy = create_role_policy(name, role, statements, child_options(self, node))
+        policy = create_role_policy(name, role, _within_network(args, statements), child_options(self, node))
         # The policy exists before the profile: an instance must not boot with missing permissions.
         profile = aws.iam.InstanceProfile(
             name,
             role=role.name,
-            tags=scope.tags(f"{node}-profile"),
+            tags=args.scope.tags(f"{node}-profile"),
             opts=child_options(self, node, depends_on=[policy]),
         )
         return profile.name
@@ -120,6 +123,11 @@ def create_role_policy(
     """Create the inline policy of a role."""
     policy = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements})
     return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=opts)
+
+
+def _within_network(args: IdentityArgs, statements: list[Statement]) -> list[Statement]:
+    """Add the denial of requests from other networks. Sessions of the job's role are used on the node, too."""
+    return statements if args.perimeter is None else [*statements, args.perimeter.deny_outside()]
 
 
 def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **elements: Any) -> Statement:

@@ -49,6 +49,7 @@ class Vpc(pulumi.ComponentResource):
     private_subnet_id: pulumi.Output[str]
     worker_subnets: Sequence[WorkerSubnet]
     private_routes_id: pulumi.Output[str]
+    nat_addresses: Sequence[pulumi.Output[str]]
 
     def __init__(self, name: str, args: VpcArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("trainyard:infra:Vpc", name, None, opts)
@@ -71,8 +72,7 @@ class Vpc(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         subnet, routes = self._subnet("private", private_cidr)
-        if args.nat_gateway:
-            self._add_nat_gateway(routes, public_cidr)
+        self.nat_addresses = [self._add_nat_gateway(routes, public_cidr)] if args.nat_gateway else []
         self.worker_subnets = [WorkerSubnet(id=subnet.id, zone=subnet.availability_zone)]
         for zone in args.worker_zones[1:]:
             other = self._zone_subnet(zone, zone_cidrs["abcdef".index(zone[-1])], routes)
@@ -125,7 +125,8 @@ class Vpc(pulumi.ComponentResource):
         )
         return subnet
 
-    def _add_nat_gateway(self, private_routes: aws.ec2.RouteTable, cidr: IPv4Network) -> None:
+    def _add_nat_gateway(self, private_routes: aws.ec2.RouteTable, cidr: IPv4Network) -> pulumi.Output[str]:
+        """Create the NAT gateway of the private subnets and return its public address."""
         tags, name = self._args.scope.tags, self._name_prefix
         subnet, routes = self._subnet("public", cidr)
         gateway = aws.ec2.InternetGateway(
@@ -162,3 +163,4 @@ class Vpc(pulumi.ComponentResource):
             nat_gateway_id=nat.id,
             opts=child_options(self, "private"),
         )
+        return address.public_ip

@@ -85,6 +85,8 @@ def policies_are_specific(kind: str, inputs: Inputs) -> Iterator[str]:
     if not kind.endswith(":RolePolicy"):
         return
     for statement in _statements(inputs.get("policy")):
+        if statement.get("Effect") == "Deny":
+            continue
         for action in _listed(statement.get("Action")):
             if "*" in action:
                 yield f"{statement.get('Sid')} allows {action}"

@@ -352,6 +352,7 @@ class VpcEndpoint(Handler):
         "subnetIds",
         "securityGroupIds",
         "privateDnsEnabled",
+        "policy",
         "tags",
     )
     replace_on_changes = frozenset({"vpcId", "vpcEndpointType", "serviceName"})
@@ -366,6 +367,7 @@ class VpcEndpoint(Handler):
             subnetIds="SubnetIds",
             securityGroupIds="SecurityGroupIds",
             privateDnsEnabled="PrivateDnsEnabled",
+            policy="PolicyDocument",
         )
         response = call.aws.client("ec2").create_vpc_endpoint(**arguments, **call.tag_specification("vpc-endpoint"))
         endpoint_id = response["VpcEndpoint"]["VpcEndpointId"]
@@ -377,18 +379,20 @@ class VpcEndpoint(Handler):
         return endpoint_id, {}
 
     def update(self, call: HandlerCall) -> dict[str, Any]:
-        """Update the route tables, subnets, security groups and tags."""
+        """Update the route tables, subnets, security groups, policy and tags."""
         if call.has_changed("privateDnsEnabled"):
             raise NotImplementedError(
                 f"{call.type} {call.name}: the adapter does not support changes of privateDnsEnabled"
             )
-        changed: dict[str, list[str]] = {}
+        changed: dict[str, Any] = {}
         for key in ("routeTableIds", "subnetIds", "securityGroupIds"):
             before, after = (set(inputs.get(key, [])) for inputs in (call.old_inputs, call.inputs))
             changed |= {
                 f"Add{api_name(key)}": sorted(after - before),
                 f"Remove{api_name(key)}": sorted(before - after),
             }
+        if call.has_changed("policy"):
+            changed |= {"PolicyDocument": call.inputs["policy"]} if "policy" in call.inputs else {"ResetPolicy": True}
         if any(changed.values()):
             call.aws.client("ec2").modify_vpc_endpoint(VpcEndpointId=call.id, **changed)
         update_ec2_tags(call)
@@ -407,6 +411,7 @@ class VpcEndpoint(Handler):
             routeTableIds="RouteTableIds",
             subnetIds="SubnetIds",
             privateDnsEnabled="PrivateDnsEnabled",
+            policy="PolicyDocument",
         )
         groups = [group["GroupId"] for group in endpoint.get("Groups", [])]
         return ReadResult(inputs={**inputs, "securityGroupIds": groups, "tags": tag_dict(endpoint.get("Tags"))})

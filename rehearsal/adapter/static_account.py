@@ -205,7 +205,7 @@ def _outputs(request: ResourceRequest, name: str, region: str) -> dict[str, Any]
         case "aws:iam/role:Role":
             outputs |= {"arn": f"arn:aws:iam::{ACCOUNT}:role/{name}"}
         case "aws:ec2/eip:Eip":
-            outputs |= {"allocationId": f"{request.name}-id"}
+            outputs |= {"allocationId": f"{request.name}-id", "publicIp": "203.0.113.20"}
         case "aws:ec2/launchTemplate:LaunchTemplate":
             outputs |= {"latestVersion": 1}
         case "aws:fsx/lustreFileSystem:LustreFileSystem":

@@ -22,7 +22,10 @@ def main() -> None:
     """Serve an emulated account until SIGTERM or SIGINT, or until standard input closes (--with-parent)."""
     parser = argparse.ArgumentParser(prog="python -m rehearsal.aws", description="An emulated AWS account.")
     parser.add_argument(
-        "--account-file", type=Path, required=True, help="file that receives address and keys once the server listens"
+        "--account-file",
+        type=Path,
+        required=True,
+        help="file that receives addresses and keys once the server listens",
     )
     parser.add_argument("--journal", type=Path, required=True, help="file that receives one JSON line per API call")
     parser.add_argument("--addresses", type=IPv4Network, help="network of the instances' private addresses")
@@ -45,16 +48,18 @@ def main() -> None:
         application = AwsApplication(Journal(args.journal), args.region, args.addresses, account_secrets)
     except ValueError as error:
         parser.error(str(error))
-    server = make_server(application, args.port)
+    server, nodes = make_server(application, args.port), make_server(application.serve_nodes, 0)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, lambda *_: stopped.set())
     if args.with_parent:
         threading.Thread(target=_stop_at_end_of_input, args=[stopped], daemon=True).start()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for each in (server, nodes):
+        threading.Thread(target=each.serve_forever, daemon=True).start()
 
     AccountFile(
         endpoint=f"http://127.0.0.1:{server.server_port}",
+        node_endpoint=f"http://127.0.0.1:{nodes.server_port}",
         region=args.region,
         uses_loopback=args.addresses is not None,
         journal=args.journal,

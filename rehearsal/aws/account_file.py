@@ -65,6 +65,7 @@ class AccountFile(StrictModel):
     """The content of the file. Its mode is 0600: only the user who started the account can use it."""
 
     endpoint: str = Field(description="URL of the emulated AWS on the loopback interface.")
+    node_endpoint: str = Field(description="URL for nodes: a request to it comes from the node with the credentials.")
     region: str = Field(description="Region whose default VPC exists from the start.")
     uses_loopback: bool = Field(description="Whether instances have loopback addresses.")
     journal: Path = Field(description="File with one JSON line per API call.")

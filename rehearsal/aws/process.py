@@ -41,7 +41,8 @@ class EmulatedAws:
         account = AccountFile.read(file)
         self._process, self._file = process, file
         self._journal, self.secrets = account.journal, account.secrets
-        self.endpoint, self.region, self.uses_loopback = account.endpoint, account.region, account.uses_loopback
+        self.endpoint, self.node_endpoint = account.endpoint, account.node_endpoint
+        self.region, self.uses_loopback = account.region, account.uses_loopback
 
     @classmethod
     def attach(cls, file: Path) -> Self:

@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from http import HTTPStatus
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -57,6 +58,7 @@ from rehearsal.aws.ec2 import (
 )
 from rehearsal.aws.ec2.interfaces import Addresses
 from rehearsal.aws.ec2.launch import Launcher
+from rehearsal.aws.ec2.request_paths import NoRouteError
 from rehearsal.aws.http import HEADERS
 from rehearsal.aws.iam import boundaries, role_sessions
 from rehearsal.aws.iam.authorization import authorized
@@ -77,6 +79,7 @@ from rehearsal.aws.storage import (
 )
 
 StartResponse = Callable[..., Any]
+_ON_NODE = "trainyard.on-node"  # key of the WSGI environment of a request on the port for nodes
 
 
 class AwsApplication:
@@ -110,6 +113,17 @@ class AwsApplication:
         start_response(status, headers)
         return [body]
 
+    def serve_nodes(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Serve an API call of a node. Raises ConnectionAbortedError, so that no response is sent, without a route."""
+        environ[_ON_NODE] = True
+        call = parse_call(environ, environ["wsgi.input"].getvalue())
+        try:
+            return self(environ, start_response)
+        except NoRouteError as error:
+            body = f"<Error><Code>NoRoute</Code><Message>{error}</Message></Error>"
+            self._journal.write(call, environ, HTTPStatus.GATEWAY_TIMEOUT, body.encode())
+            raise ConnectionAbortedError(str(error)) from error
+
     def _respond(self, call: Call, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
         response: list[Any] = []
         in_json = "HTTP_X_AMZ_TARGET" in environ
@@ -125,7 +139,7 @@ class AwsApplication:
                 if call.service != "s3":
                     CLOCK.run_due_actions()
                 verify_signature(self._secrets, call, in_json, _received(environ))
-                caller = identify_caller(call, in_json)
+                caller = identify_caller(call, in_json, environ.get(_ON_NODE, False))
                 environ[ROLE] = caller.role if caller else None
                 ACTIVE_FAULTS.check_call(call, in_json)
                 with authorized(caller, call, environ):
@@ -139,6 +153,8 @@ class AwsApplication:
         except NotImplementedError as error:
             message = f"{call.service}:{call.operation}: {error}"
             return _error_response(call, in_json, ApiError("501 Not Implemented", "NotImplemented", message))
+        except NoRouteError:
+            raise
         except Exception as error:
             traceback.print_exc()
             message = f"{call.service}:{call.operation}: {type(error).__name__}: {error}"

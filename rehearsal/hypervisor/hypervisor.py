@@ -168,7 +168,7 @@ class Hypervisor:
                 image_source=record.image_source,
                 gpus=_gpus(record.instance_type),
                 environment={
-                    "AWS_ENDPOINT_URL": self._backend.url_for_nodes(self._aws.endpoint),
+                    "AWS_ENDPOINT_URL": self._backend.url_for_nodes(self._aws.node_endpoint),
                     "AWS_CONFIG_FILE": os.devnull,
                     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
                 },

@@ -9,6 +9,7 @@ import pytest
 
 from infra.policy.unscoped import UNSCOPED
 from rehearsal.adapter.deployment import Deployment
+from rehearsal.adapter.static_ec2 import SUBNET, VPC
 from tests.infra.conftest import ECR_IMAGE, with_container
 
 ROLE, POLICY = "aws:iam/role:Role", "aws:iam/rolePolicy:RolePolicy"
@@ -20,9 +21,11 @@ def policy_of(run: Deployment, role: str) -> list[dict[str, Any]]:
 
 
 def all_statements(run: Deployment) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the statements that allow."""
     for policy in run.resources_of_type(POLICY):
         for statement in policy_of(run, policy.name):
-            yield policy.name, statement
+            if statement["Effect"] == "Allow":
+                yield policy.name, statement
 
 
 def test_no_statement_allows_all_actions(shipped: Deployment) -> None:
@@ -86,6 +89,29 @@ def test_every_role_has_the_permissions_boundary(changed: Callable[..., Deployme
     run = changed(identity={"permissions_boundary": boundary})
     assert {role.inputs["permissionsBoundary"] for role in run.resources_of_type(ROLE)} == {boundary}
     assert not any("permissionsBoundary" in role.inputs for role in local.resources_of_type(ROLE))
+
+
+def test_nodes_credentials_are_denied_outside_of_the_vpc(shipped: Deployment) -> None:
+    nat = shipped.resource("aws:ec2/eip:Eip", "network-nat-address").outputs["publicIp"]
+    for role in ("identity-head", "identity-workers"):
+        (deny,) = [each for each in policy_of(shipped, role) if each["Effect"] == "Deny"]
+        assert (deny["Action"], deny["Resource"]) == ("*", "*")
+        assert deny["Condition"] == {
+            "StringNotEquals": {"aws:SourceVpc": shipped.resource("aws:ec2/vpc:Vpc", "network-vpc").id},
+            "NotIpAddress": {"aws:SourceIp": [f"{nat}/32"]},
+            "Bool": {"aws:ViaAWSService": "false"},
+        }
+
+
+def test_without_nat_credentials_are_valid_through_endpoints_only(changed: Callable[..., Deployment]) -> None:
+    run = changed(network={"nat_gateway": False}, node={"provisioning": "skip"})
+    (deny,) = [each for each in policy_of(run, "identity-workers") if each["Effect"] == "Deny"]
+    assert set(deny["Condition"]) == {"StringNotEquals", "Bool"}
+
+
+def test_routes_of_an_existing_network_are_unknown(changed: Callable[..., Deployment]) -> None:
+    run = changed(network={"existing": {"vpc_id": VPC, "subnet_id": SUBNET}})
+    assert not [each for each in policy_of(run, "identity-workers") if each["Effect"] == "Deny"]
 
 
 def test_head_changes_groups_of_its_stack_only(shipped: Deployment) -> None:

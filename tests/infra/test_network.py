@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from ipaddress import IPv4Network
 from itertools import combinations
+from typing import Any
 
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import RESERVATION, VPC, reservation_properties
@@ -174,6 +175,56 @@ def test_session_manager_endpoints_allow_https_from_nodes_only(shipped: Deployme
     assert {(each["referencedSecurityGroupId"], each["fromPort"], each["toPort"]) for each in rules} == {
         (source, 443, 443) for source in sources
     }
+
+
+def endpoint_statements(run: Deployment, service: str) -> dict[str, dict[str, Any]]:
+    """The statements of an endpoint's policy, by their ids."""
+    document = json.loads(run.resource(ENDPOINT, f"endpoints-{service}").inputs["policy"])
+    return {each["Sid"]: each for each in document["Statement"]}
+
+
+def test_endpoints_are_limited_to_the_account_and_named_buckets(shipped: Deployment) -> None:
+    account = {"StringEquals": {"aws:PrincipalAccount": "123456789012"}}
+    for endpoint in shipped.resources_of_type(ENDPOINT):
+        for statement in json.loads(endpoint.inputs["policy"])["Statement"]:
+            if statement["Sid"] == "PublicBuckets":
+                assert statement["Action"] == ["s3:GetObject"]
+                assert not any(arn.startswith("arn:aws:s3:::*") for arn in statement["Resource"])
+            else:
+                assert statement["Condition"] == account
+    data, staging = (f"arn:aws:s3:::{shipped.exports[name]}" for name in ("data_bucket", "staging_bucket"))
+    buckets = endpoint_statements(shipped, "s3")["StackBuckets"]["Resource"]
+    assert buckets == [data, staging, f"{data}/*", f"{staging}/*"]
+
+
+def test_s3_endpoint_allows_reading_the_sources_of_the_stack_file(changed: Callable[..., Deployment]) -> None:
+    run = changed(network={"readable_buckets": ["our-mirror"]}, node={"package_index": "s3://our-wheels/torch/"})
+    statements = endpoint_statements(run, "s3")
+    assert statements["Sources"]["Action"] == ["s3:GetObject", "s3:ListBucket"]
+    assert statements["Sources"]["Resource"] == ["arn:aws:s3:::our-wheels", "arn:aws:s3:::our-wheels/torch*"]
+    assert "arn:aws:s3:::our-mirror/*" in statements["PublicBuckets"]["Resource"]
+
+
+def test_public_buckets_are_those_from_which_the_nodes_download(
+    gpu: Deployment, local: Deployment, changed: Callable[..., Deployment]
+) -> None:
+    ecr = changed(
+        network={"nat_gateway": False},
+        node={"package_index": "https://index.example.com/simple"},
+        job=with_container(ECR_IMAGE),
+    )
+
+    def buckets(run: Deployment) -> set[str]:
+        arns = endpoint_statements(run, "s3")["PublicBuckets"]["Resource"]
+        return {arn.removeprefix("arn:aws:s3:::").removesuffix("/*") for arn in arns}
+
+    always = {"amazon-ssm-us-east-1", "us-east-1.ec2.archive.ubuntu.com"}
+    assert buckets(local) == always
+    lustre = {"fsx-lustre-client-repo", "fsx-lustre-client-repo-public-keys"}
+    assert buckets(gpu) == always | lustre | {"aws-efa-installer"}
+    assert buckets(ecr) == always | {"prod-us-east-1-starport-layer-bucket"}
+    (image,) = endpoint_statements(ecr, "ecr.api")["JobImage"]["Resource"]
+    assert image == "arn:aws:ecr:us-east-1:763104351884:repository/pytorch-training"
 
 
 def test_flow_logs_are_encrypted_and_written_by_a_limited_role(shipped: Deployment) -> None:

@@ -8,6 +8,7 @@ from moto.iam.models import iam_backends
 from moto.sts.models import sts_backends
 
 from rehearsal.aws.active_faults import ApiError, forbidden
+from rehearsal.aws.ec2.request_paths import RequestPath, instance_path, internet_path
 from rehearsal.aws.iam.policies import AccessRequest, Decision, Principal, account_principals, evaluate_policies
 from rehearsal.aws.lookup import find_bucket
 from rehearsal.aws.operations import Call
@@ -24,10 +25,15 @@ def principal_context(arn: str) -> dict[str, str | None]:
 
 
 class Caller:
-    """A role session and its call."""
+    """A role session and its call.
 
-    def __init__(self, call: Call, in_json: bool, session: Any) -> None:
+
+    `path`: of the request; None if it is unknown, so that a policy that depends on it raises an error.
+    """
+
+    def __init__(self, call: Call, in_json: bool, session: Any, path: RequestPath | None) -> None:
         self.call = call
+        self._path = path
         self._in_json, self._arn, self._role_arn = in_json, session.arn, session.role_arn
         self.role = str(session.role_arn).rpartition("/")[2]
         self._session_policies = [session.policy] if session.policy else []
@@ -54,7 +60,10 @@ class Caller:
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies.html#policies_session
         """
-        request = request.with_context(principal_context(self._role_arn))
+        network = self._path.context if self._path else {}
+        request = request.with_context({**principal_context(self._role_arn), "aws:viaawsservice": "false", **network})
+        if not self._endpoint_allows(request):
+            return f"because no VPC endpoint policy allows the {request.action} action"
         identity = evaluate_policies(self._policies, request)
         boundary = evaluate_policies(self._boundary, request) if self._boundary else "Allow"
         session = evaluate_policies(self._session_policies, request) if self._session_policies else "Allow"
@@ -70,6 +79,16 @@ class Caller:
             policy = "resource-based" if key and identity == "Allow" else "identity-based"
             return f"because no {policy} policy allows the {request.action} action"
         return None if boundary == "Allow" else f"because no permissions boundary allows the {request.action} action"
+
+    def _endpoint_allows(self, request: AccessRequest) -> bool:
+        """Return whether the policy of the VPC endpoint allows the request. It does not apply to calls of services.
+
+        https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
+        """
+        policy = self._path.endpoint_policy if self._path else None
+        if policy is None or not request.action.startswith(f"{self.call.service}:"):
+            return True
+        return evaluate_policies([policy], request, self.principal) == "Allow"
 
     @property
     def context(self) -> dict[str, str | None]:
@@ -117,14 +136,23 @@ CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 """The role session whose call is being processed; None for any other caller."""
 
 
-def identify_caller(call: Call, in_json: bool) -> Caller | None:
-    """Return the role session of this account that signed the call, or None. Raises ApiError for an unknown session."""
+def identify_caller(call: Call, in_json: bool, is_on_node: bool = False) -> Caller | None:
+    """Return the role session of this account that signed the call, or None.
+
+    `is_on_node`: the call arrived on the port for nodes, so it is from the instance after which EC2 names the session:
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html#policy-vars-infotouse
+    Raises ApiError for an unknown session, NoRouteError if no response reaches the instance.
+    """
     if not (call.access_key or "").startswith("ASIA"):
         return None
     sessions: Any = sts_backends
     for account, _, backend in sessions.iter_backends():
         if session := backend.get_assumed_role_from_access_key(call.access_key):
-            return Caller(call, in_json, session) if account == ACCOUNT else None  # not emulated for other accounts
+            if account != ACCOUNT:
+                return None  # not emulated for other accounts
+            name = str(session.arn).rpartition("/")[2]
+            path = instance_path(name, call.service, call.region) if is_on_node else internet_path()
+            return Caller(call, in_json, session, path)
     raise unknown_key_error(call, in_json)
 
 

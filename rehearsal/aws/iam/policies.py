@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from ipaddress import ip_address, ip_network
 from typing import Any, Literal
 
 Decision = Literal["Allow", "Deny"] | None
@@ -181,6 +182,10 @@ def _arn(expected: str, value: str) -> bool:
     return len(expected_parts) == len(parts) and all(map(_matches_any, expected_parts, parts))
 
 
+def _in_network(expected: str, value: str) -> bool:
+    return ip_address(value) in ip_network(expected)
+
+
 # Operator -> whether it negates the comparison, and the comparison.
 _OPERATORS: dict[str, tuple[bool, Callable[[str, str], bool]]] = {
     "StringEquals": (False, _equal),
@@ -195,6 +200,8 @@ _OPERATORS: dict[str, tuple[bool, Callable[[str, str], bool]]] = {
     "NumericEquals": (False, lambda expected, value: float(expected) == float(value)),
     "NumericLessThanEquals": (False, lambda expected, value: float(value) <= float(expected)),
     "NumericGreaterThan": (False, lambda expected, value: float(value) > float(expected)),
+    "IpAddress": (False, _in_network),
+    "NotIpAddress": (True, _in_network),
     "Bool": (False, lambda expected, value: expected.lower() == value.lower()),
 }
 

@@ -17,6 +17,7 @@ def key_request(action: str, key: Any, service: str | None = None) -> AccessRequ
         {
             "kms:calleraccount": ACCOUNT,
             "kms:viaservice": f"{service}.{key.region}.amazonaws.com" if service else None,
+            "aws:viaawsservice": "true" if service else "false",
             # Services create grants for AWS resources; no other principal does in the emulated account.
             "kms:grantisforawsresource": "true" if service and action == "kms:CreateGrant" else None,
         },

@@ -152,7 +152,11 @@ class NspawnBackend:
             ("EC2 instances", "systemd-nspawn containers", "no virtual machine is needed"),
             ("the AMI of the nodes", "Debian 12 by debootstrap", "AMIs are available in AWS only"),
             ("the network of the VPC", "a bridge in a network namespace", "all nodes run on this machine"),
-            ("security groups, routes and NAT", "none: every node reaches every other node", _REASON_NETWORK),
+            (
+                "security groups; routes and NAT, except of requests to AWS",
+                "none: every node reaches every other node",
+                _REASON_NETWORK,
+            ),
             ("a node's kernel: modules, net.core.*mem_max, vm.*", "the kernel of this machine", _REASON_KERNEL),
             ("SSM Session Manager", "nothing", "its agent connects to AWS only"),
             ("TLS of AWS endpoints", "plain HTTP", "the emulated AWS runs on this machine"),

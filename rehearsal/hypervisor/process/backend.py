@@ -228,7 +228,7 @@ class ProcessBackend:
         if not self._nodes:
             return []
         parts = [
-            ("security groups, routes and NAT", "all nodes share the loopback interface"),
+            ("security groups; routes and NAT, except of requests to AWS", "all nodes share the loopback interface"),
             ("the boot, packages and kernel of a node", _REASON),
             ("SSM Session Manager", "a node of the process backend has no SSM agent"),
         ]

@@ -33,7 +33,7 @@ def cluster(aws: EmulatedAws) -> Cluster:
     deployment = deploy_locked(aws)
     for key in (RESULT, CHECKPOINT):
         boto3.client("s3").put_object(Bucket=deployment.exports["data_bucket"], Key=key, Body=b"x")
-    return Cluster(deployment, deployment)
+    return Cluster(aws, deployment, deployment)
 
 
 def lock(aws: EmulatedAws, cluster: Cluster, role: str, key: str, days: float, mode: str = "GOVERNANCE") -> str | None:

@@ -29,7 +29,11 @@ Call = Callable[["Cluster", Client], Any]
 class Cluster:
     """Resources of the nodes' stack, and of another stack in the same account."""
 
-    def __init__(self, deployment: Deployment, other: Deployment) -> None:
+    def __init__(self, aws: EmulatedAws, deployment: Deployment, other: Deployment) -> None:
+        self._aws = aws
+        stack = [{"Name": "tag:trainyard:stack", "Values": [deployment.stack]}]
+        (reservation,) = boto3.client("ec2").describe_instances(Filters=stack)["Reservations"]
+        self._instance = reservation["Instances"][0]["InstanceId"]
         self.exports, self.other_exports = deployment.exports, other.exports
         self.data, self.staging = self.exports["data_bucket"], self.exports["staging_bucket"]
         self.bundle = deployment.resource("aws:s3/bucketObjectv2:BucketObjectv2", "archives-bundle").inputs["key"]
@@ -38,12 +42,21 @@ class Cluster:
             name: deployment.resource("aws:iam/role:Role", f"identity-{name}").id for name in ("head", "workers", "job")
         }
 
-    def node(self, role: str) -> Client:
-        """Return clients with the credentials that a node of this role gets from its metadata service."""
+    def role_name(self, role: str) -> str:
+        """Return the name of the role of head, workers or job."""
+        return self.roles[role]
+
+    def node(self, role: str, *, on_node: bool = True) -> Client:
+        """Return clients with the credentials that a node of this role gets from its metadata service.
+
+        The node is an instance in the stack's private subnet. `on_node`: whether the clients run on it, or elsewhere.
+        """
         arn = f"arn:aws:iam::{ACCOUNT}:role/{self.roles[role]}"
-        created = boto3.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
+        created = boto3.client("sts").assume_role(RoleArn=arn, RoleSessionName=self._instance)["Credentials"]
         session = boto3.Session(created["AccessKeyId"], created["SecretAccessKey"], created["SessionToken"])
-        return lambda service: session.client(service, config=Config(retries={"total_max_attempts": 1}))
+        endpoint = self._aws.node_endpoint if on_node else self._aws.endpoint
+        config = Config(retries={"total_max_attempts": 1})
+        return lambda service: session.client(service, endpoint_url=endpoint, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +68,7 @@ def cluster(aws: EmulatedAws, local: Deployment) -> Cluster:
             s3.put_object(Bucket=exports["data_bucket"], Key=key, Body=b"x")
         s3.put_object(Bucket=exports["staging_bucket"], Key=f"{HEAD_EVENTS}x", Body=b"x")
     boto3.client("ssm").put_parameter(Name="/other/secret", Value="x", Type="SecureString")
-    return Cluster(local, other)
+    return Cluster(aws, local, other)
 
 
 def get(bucket: str, key: str, stack: str = "exports") -> Call:
@@ -153,6 +166,32 @@ DENIED_CODES = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"
 def test_nodes_have_the_required_permissions(cluster: Cluster, case: str) -> None:
     role, call = ALLOWED[case]
     call(cluster, cluster.node(role))
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_credentials_of_nodes_are_denied_outside_of_the_vpc(cluster: Cluster, case: str) -> None:
+    role, call = ALLOWED[case]
+    with pytest.raises(ClientError) as raised:
+        call(cluster, cluster.node(role, on_node=False))
+    # The response to a HEAD request has no body.
+    assert raised.value.response["Error"]["Code"] in {*DENIED_CODES, "403"}
+
+
+def test_s3_endpoint_allows_the_buckets_of_the_stack_only(cluster: Cluster) -> None:
+    """Its policy applies even to credentials that may write to every bucket."""
+    iam, bucket = boto3.client("iam"), "bucket-of-another-account"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    name = cluster.role_name("workers")
+    allow = {"Effect": "Allow", "Action": "s3:PutObject", "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
+    iam.put_role_policy(RoleName=name, PolicyName="wide", PolicyDocument=document)
+    try:
+        with pytest.raises(ClientError, match="no VPC endpoint policy allows the s3:PutObject action"):
+            cluster.node("workers")("s3").put_object(Bucket=bucket, Key="x", Body=b"x")
+        cluster.node("workers")("s3").put_object(Bucket=cluster.data, Key="x", Body=b"x")
+    finally:
+        iam.delete_role_policy(RoleName=name, PolicyName="wide")
+        boto3.client("s3").delete_bucket(Bucket=bucket)
 
 
 def test_worker_distinguishes_a_missing_run_from_denied_access(cluster: Cluster) -> None:

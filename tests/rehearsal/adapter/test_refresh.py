@@ -33,6 +33,7 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("aws:ec2/vpc:Vpc", "enableDnsHostnames", False),
     ("aws:ec2/subnet:Subnet", "mapPublicIpOnLaunch", True),
     ("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule", "cidrIpv4", "10.0.0.0/8"),
+    ("aws:ec2/vpcEndpoint:VpcEndpoint", "policy", json.dumps(POLICY)),
     ("aws:ec2/launchTemplate:LaunchTemplate", "instanceType", "m5.large"),
     ("aws:autoscaling/group:Group", "maxSize", 9),
     ("aws:autoscaling/group:Group", "suspendedProcesses", []),

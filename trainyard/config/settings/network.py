@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.base import StrictModel
-from trainyard.config.field_types import SubnetId, VpcId
+from trainyard.config.field_types import BucketName, SubnetId, VpcId
 
 # Systems Manager user guide, "Improve the security of EC2 instances by using VPC endpoints": Session Manager needs
 # these two. They exist with a NAT gateway too, so that operators reach nodes when it fails.
@@ -45,6 +45,11 @@ class NetworkSettings(StrictModel):
     )
     flow_log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 180, 365] | None = Field(
         30, description="Retention of the VPC's flow logs, days; none: no flow logs."
+    )
+    readable_buckets: tuple[BucketName, ...] = Field(
+        (),
+        description="Public S3 buckets in the stack's region that nodes read, such as a mirror of packages. The policy "
+        "of the VPC's S3 endpoint allows these, the buckets of the stack and of this file, and those of AWS.",
     )
     existing: ExistingNetwork | None = Field(
         None, description="Existing VPC and subnet to use; none: the stack creates a VPC."

@@ -19,7 +19,7 @@ DOCKER_BRIDGE = IPv4Network("172.17.0.0/16")
 PROVIDE_SOFTWARE = (
     "Set node.package_index to an index inside the VPC, or node.provisioning to skip with a complete image"
 )
-_OWN_VPC_KEYS = ("cidr", "nat_gateway", "flow_log_retention_days")
+_OWN_VPC_KEYS = ("cidr", "nat_gateway", "flow_log_retention_days", "readable_buckets")
 
 
 def required_addresses(settings: StackSettings) -> int:
@@ -91,7 +91,7 @@ def existing_network_not_configured(settings: StackSettings, root: Path) -> Iter
     network = settings.network
     for key in _OWN_VPC_KEYS:
         if network.existing and key in network.model_fields_set:
-            value = str(network.cidr) if key == "cidr" else getattr(network, key)
+            value = network.model_dump(mode="json")[key]
             reason = "conflicts with network.existing: the owner of that VPC decides it"
             fix = "Remove it, or remove network.existing to create a VPC with it"
             yield invalid_setting(f"network.{key}", value, reason, fix)

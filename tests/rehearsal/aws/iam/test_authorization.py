@@ -420,11 +420,11 @@ def test_principals_of_the_account_are_not_restricted(aws: EmulatedAws, bucket: 
     "statement",
     [
         allow("s3:GetObject", "*", Condition={"NumericLessThan": {"aws:SecureTransport": "1"}}),
-        allow("s3:GetObject", "*", Condition={"StringEquals": {"aws:SourceVpc": "vpc-1"}}),
+        allow("s3:GetObject", "*", Condition={"StringEquals": {"aws:SourceOrgID": "o-1"}}),
         allow("s3:GetObject", "*", Condition={"StringEquals": {"aws:ResourceTag/a": "b"}}),
         allow("s3:GetObject", "*", Condition={"Bool": {"aws:SecureTransport": "false", "aws:Unheard": "x"}}),
         allow("s3:GetObject", "arn:aws:s3:::authorized-*/${aws:username}/*"),
-        deny("s3:GetObject", "*", Condition={"StringEquals": {"aws:SourceVpc": "vpc-1"}}),
+        deny("s3:GetObject", "*", Condition={"StringEquals": {"aws:SourceOrgID": "o-1"}}),
     ],
 )
 def test_unsupported_policy_is_an_error(role: Role, bucket: str, statement: Statement) -> None:
@@ -445,7 +445,7 @@ def test_unsupported_bucket_policy_is_an_error(
 
 
 def test_unsupported_statement_about_other_actions_is_ignored(role: Role, bucket: str) -> None:
-    unknown = allow("s3:PutObject", "*", Condition={"StringEquals": {"aws:SourceVpc": "vpc-1"}})
+    unknown = allow("s3:PutObject", "*", Condition={"StringEquals": {"aws:SourceOrgID": "o-1"}})
     s3 = role(allow("s3:GetObject", "*"), unknown)("s3")
     assert outcome(lambda: s3.get_object(Bucket=bucket, Key="first/x")) == ALLOWED
 
