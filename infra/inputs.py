@@ -16,7 +16,7 @@ from infra.lookups.account import AccountFacts, look_up_account, make_scope
 from infra.lookups.budget import budgets_allowed
 from infra.lookups.data import look_up_sources
 from infra.lookups.deployed import look_up_deployed
-from infra.lookups.image import Image, look_up_image
+from infra.lookups.image import Image, look_up_image, look_up_monthly_image
 from infra.lookups.instance_type import compare_with_catalog
 from infra.lookups.retained import RetainedResources, look_up_retained
 from infra.lookups.run import CurrentRun, look_up_current_run
@@ -82,7 +82,7 @@ def read_inputs(project: Project) -> Inputs:
         facts=facts,
         retained=retained,
         current_run=look_up_current_run(retained.staging_bucket, settings.storage.bucket or retained.bucket),
-        head_image=look_up_image(settings.head_image, settings.root_volume_gib),
+        head_image=look_up_monthly_image(settings.head_image, settings.root_volume_gib, datetime.now(UTC).date()),
         worker_image=look_up_image(settings.worker_image, settings.root_volume_gib),
         budget_usd=_budget_usd(settings, stack),
         scope=make_scope(pulumi.get_project(), stack, settings, facts),

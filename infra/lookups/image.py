@@ -1,6 +1,8 @@
 """Look up the AMI of nodes."""
 
 from dataclasses import dataclass
+from datetime import date
+from typing import Any
 
 import pulumi_aws as aws
 
@@ -47,7 +49,7 @@ PUBLIC_IMAGES = {
 class Image:
     """An AMI. `family` is the name in the settings, or `custom` for an AMI id.
 
-    `ignore_changes`: the settings name no release, and a newer version of the project must not replace the cluster.
+    `ignore_changes`: the settings name no release, and a newer version of the project must not replace the workers.
     The names of resources contain the family, so that a changed setting replaces them.
     """
 
@@ -60,19 +62,56 @@ class Image:
 def look_up_image(name: str, root_volume_gib: int) -> Image:
     """Look up an AMI by its name in the settings (trainyard.config.field_types.ImageName) or its id.
 
-    Raises InputError if the AMI does not exist, or is not usable with a root volume of `root_volume_gib` GiB.
+    A name without a release is the release of this version of the project. Raises InputError if the AMI does not exist,
+    or is not usable with a root volume of `root_volume_gib` GiB.
     """
     family, release = split_image_name(name)
     public = PUBLIC_IMAGES.get(family)
+    if public is None:
+        return _look_up(name, CUSTOM, root_volume_gib, filters=[{"name": "image-id", "values": [name]}])
+    public_name = public.name.format(release=release or public.release)
+    return _look_up(
+        name,
+        name,
+        root_volume_gib,
+        ignore_changes=release is None,
+        filters=[{"name": "name", "values": [public_name]}],
+        owners=public.owners,
+        # EC2 does not list deprecated AMIs of other owners by default, and a pinned AMI becomes one.
+        include_deprecated=True,
+    )
+
+
+def look_up_monthly_image(name: str, root_volume_gib: int, today: date) -> Image:
+    """Look up the newest AMI that was released before this month; that of `name` if it has a release.
+
+    Every update in a month has the same result, so the head gets another AMI at most once a month. Raises as
+    look_up_image.
+    """
+    family, release = split_image_name(name)
+    if release is not None:
+        return look_up_image(name, root_volume_gib)
+    public = PUBLIC_IMAGES[family]
+    names = [public.name.format(release=f"{period}*") for period in earlier_periods(today)]
+    return _look_up(
+        name,
+        name,
+        root_volume_gib,
+        filters=[{"name": "name", "values": names}],
+        owners=public.owners,
+        most_recent=True,
+    )
+
+
+def earlier_periods(today: date) -> list[str]:
+    """Return the months of this year before the current month, newest first, and two years before, as in AMI names."""
+    months = [f"{today.year}{month:02}" for month in range(today.month - 1, 0, -1)]
+    return [*months, str(today.year - 1), str(today.year - 2)]
+
+
+def _look_up(name: str, family: str, root_volume_gib: int, *, ignore_changes: bool = False, **arguments: Any) -> Image:
     try:
-        if public:
-            public_name = public.name.format(release=release or public.release)
-            # EC2 does not list deprecated AMIs of other owners by default, and a pinned AMI becomes one.
-            image = aws.ec2.get_ami(
-                filters=[{"name": "name", "values": [public_name]}], owners=public.owners, include_deprecated=True
-            )
-        else:
-            image = aws.ec2.get_ami(filters=[{"name": "image-id", "values": [name]}])
+        image = aws.ec2.get_ami(**arguments)
     except Exception as error:
         raise _unusable(name, lookup_failure(error), "image_lookup_failed") from error
     if image.architecture != "x86_64":
@@ -91,9 +130,9 @@ def look_up_image(name: str, root_volume_gib: int) -> Image:
             )
     return Image(
         id=image.id,
-        family=name if public else CUSTOM,
+        family=family,
         root_device=image.root_device_name,
-        ignore_changes=public is not None and release is None,
+        ignore_changes=ignore_changes,
     )
 
 

@@ -58,6 +58,8 @@ def _image(aws: AwsClients, arguments: Mapping[str, Any]) -> LookupResult:
     images = aws.client("ec2").describe_images(Filters=ec2_filters(arguments), **options)["Images"]
     if not images:
         raise missing_image_error()
+    if arguments.get("mostRecent"):
+        images = sorted(images, key=lambda each: each["CreationDate"])[-1:]
     if len(images) > 1:
         raise RequestFailedError(
             "Your query returned more than one result. Please try a more specific search criteria, or set "
@@ -100,5 +102,5 @@ LOOKUPS: dict[str, tuple[InputKeys, Any]] = {
     **lookups_network.LOOKUPS,
     "aws:cloudcontrol/getResource:getResource": (input_keys("typeName", "identifier"), _resource),
     "aws:servicequotas/getServiceQuota:getServiceQuota": (input_keys("serviceCode", "quotaCode"), _quota),
-    "aws:ec2/getAmi:getAmi": (input_keys(*_IMAGE_OPTIONS, filters=input_keys("name", "values")), _image),
+    "aws:ec2/getAmi:getAmi": (input_keys(*_IMAGE_OPTIONS, "mostRecent", filters=input_keys("name", "values")), _image),
 }

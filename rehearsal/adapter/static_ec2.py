@@ -1,6 +1,7 @@
 """Results of the EC2 lookups in a static account: networks, reservations, quotas and images."""
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -172,7 +173,7 @@ class StaticEc2:
         return {**endpoint, "vpcEndpointType": "Gateway", "routeTableIds": [*subnet_tables, main_table]}
 
     def image(self, arguments: Mapping[str, Any]) -> LookupResult:
-        """Return an image by id or name. Every id and every name exists."""
+        """Return an image by id or name. Every id and every name exists; a name with a month is that of any month."""
         values = {item["name"]: item["values"] for item in arguments["filters"]}
         names = values.get("name", ())
         ids = values.get("image-id") or [_image_id(name) for name in names]
@@ -197,8 +198,11 @@ class StaticEc2:
         return [(vpc_id, subnet) for vpc_id, network in self.networks.items() for subnet in network.subnets]
 
 
+_PERIOD = re.compile(r"\d+\*$")
+
+
 def _image_id(name: str) -> str:
-    return f"ami-{zlib.crc32(name.encode()):017x}"
+    return f"ami-{zlib.crc32(_PERIOD.sub('', name).encode()):017x}"
 
 
 def _target_key(target: str) -> str:

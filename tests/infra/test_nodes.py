@@ -3,12 +3,14 @@
 import base64
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from infra.lookups.image import earlier_periods
 from infra.packaging.user_data import LIMIT_BYTES, user_data
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
@@ -148,7 +150,9 @@ def test_head_is_deleted_before_its_subnet(shipped: Deployment) -> None:
     assert shipped.resource(GROUP, "head").delete_before_replace
 
 
-def test_images_are_pinned_to_a_release(monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Deployment]) -> None:
+def test_worker_images_are_pinned_to_a_release(
+    monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Deployment]
+) -> None:
     """The newest AMI has another kernel and other drivers every few weeks."""
     lookups: list[Any] = []
     original = StaticEc2.image
@@ -159,12 +163,10 @@ def test_images_are_pinned_to_a_release(monkeypatch: pytest.MonkeyPatch, changed
 
     monkeypatch.setattr(StaticEc2, "image", image)
     changed("a100-cluster")
-    names = [each["filters"][0]["values"][0] for each in lookups]
-    assert names == [
-        "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260714",
-        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260724",
-    ]
-    assert all(each["owners"] and each["includeDeprecated"] for each in lookups)
+    _, workers = lookups
+    assert workers["filters"][0]["values"] == ["Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260724"]
+    assert workers["owners"]
+    assert workers["includeDeprecated"]
 
 
 def test_another_release_of_an_image_replaces_the_template(changed: Callable[..., Deployment], gpu: Deployment) -> None:
@@ -182,13 +184,33 @@ def test_manifest_has_the_image_of_the_launch_template(gpu: Deployment) -> None:
 
 
 def test_newer_release_of_the_project_replaces_nothing(shipped: Deployment) -> None:
-    templates = (head_template_of(shipped), *templates_of(shipped))
-    assert all(each.ignore_changes == ("imageId",) for each in templates)
+    assert all(each.ignore_changes == ("imageId",) for each in templates_of(shipped))
+
+
+def test_head_gets_the_newest_image_of_the_months_before(shipped: Deployment) -> None:
+    assert head_template_of(shipped).ignore_changes == ()
+
+
+@pytest.mark.parametrize(
+    ("today", "periods"),
+    [
+        (date(2026, 3, 9), ["202602", "202601", "2025", "2024"]),
+        (date(2026, 1, 31), ["2025", "2024"]),
+    ],
+)
+def test_months_before_an_update(today: date, periods: list[str]) -> None:
+    assert earlier_periods(today) == periods
+
+
+def test_release_of_a_plain_image_is_also_that_of_the_head(changed: Callable[..., Deployment]) -> None:
+    run = changed(image="ubuntu-24.04-20260714")
+    (workers,) = templates_of(run)
+    assert head_of(run)["imageId"] == workers.inputs["imageId"]
 
 
 def test_gpu_nodes_and_head_boot_different_amis(gpu: Deployment, local: Deployment) -> None:
     assert template_of(gpu)["imageId"] != head_of(gpu)["imageId"]
-    assert template_of(local)["imageId"] == head_of(local)["imageId"]
+    assert template_of(local)["imageId"] != head_of(local)["imageId"]  # the head's is newer
 
 
 def test_workers_are_in_a_cluster_placement_group(gpu: Deployment) -> None:

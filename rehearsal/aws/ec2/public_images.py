@@ -1,7 +1,9 @@
 """Public AMIs that stacks use, and the SSM public parameters with the ids of the newest ones."""
 
 import hashlib
+import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from moto.core.utils import utcnow
@@ -25,6 +27,12 @@ class PublicImage:
     owner_alias: str | None
     root_gib: int
     root_device: str = "/dev/sda1"
+
+    @property
+    def released(self) -> datetime:
+        """The day in the name."""
+        (day,) = re.findall(r"\d{8}", self.name)
+        return datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC)
 
     def id_in(self, region: str) -> str:
         """Return the AMI id in a region."""
@@ -97,6 +105,7 @@ def _register(backend: Any) -> None:
             root_device_name=image.root_device,
             region_name=f"{backend.region_name}a",
             boot_mode="uefi-preferred",
+            creation_date=image.released,
         )
         ami.ebs_snapshot.volume.size = image.root_gib
         # The snapshot belongs to the AMI's owner, not to the account.

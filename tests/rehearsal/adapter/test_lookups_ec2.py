@@ -152,3 +152,15 @@ def test_static_account_has_default_resources_in_the_region() -> None:
     )
     assert result["AvailabilityZone"] == "eu-north-1a"
     assert static.invoke(GET_VPC, {"id": "vpc-0123456789abcdef0"})["state"] == "available"
+
+
+def test_newest_image_of_the_named_months(aws: EmulatedAws) -> None:
+    account, prefix = EmulatedAccount(aws.region, run_commands=False), "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-*-"
+
+    def newest(*months: str) -> str:
+        names = [{"name": "name", "values": [f"{prefix}{month}*" for month in months]}]
+        image = account.invoke(GET_IMAGE, {"filters": names, "mostRecent": True, "owners": ["099720109477"]})
+        return str(image["name"]).rpartition("-")[2]
+
+    assert newest("202611", "202607", "2025") == "20261101"
+    assert newest("202610", "202607", "2025") == "20260714"

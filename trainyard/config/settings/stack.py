@@ -55,7 +55,9 @@ class StackSettings(StrictModel):
         description="AMI of the workers: deep-learning (the AWS Deep Learning AMI, with driver and EFA), "
         "ubuntu-24.04 or debian-12, each at the release of infra/lookups/image.py or at a named one "
         "(deep-learning-20260724); or an AMI id. None: deep-learning on GPU types, else ubuntu-24.04. Only a changed "
-        "value changes the AMI of a stack: a newer version of this project does not.",
+        "value changes the AMI of the workers: a newer version of this project does not. The head boots the newest "
+        "ubuntu-24.04 (or debian-12, as the workers) that was released before the month of the update; with "
+        "ubuntu-24.04 or debian-12 at a named release, that release.",
     )
     head_instance_type: InstanceTypeName = Field(
         "t3.large", description="EC2 instance type of the head, which runs the controller."
