@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pulumi
 
+from infra.components.boundary import Boundary, BoundaryArgs
 from infra.components.guardrails import Guardrails, GuardrailsArgs
 from infra.components.head import Head, HeadArgs
 from infra.components.identity import Identity, IdentityArgs
@@ -39,6 +40,25 @@ class Nodes:
     head: Head
     groups: Sequence[WorkerGroup]
     placement_group: PlacementGroup
+
+
+def create_boundary(inputs: Inputs, storage: Storage) -> Boundary | None:
+    """Create the permissions boundary of all roles; None if the settings name another."""
+    settings = inputs.settings
+    if settings.identity.permissions_boundary:
+        return None
+    wheels = settings.node.s3_wheels
+    return Boundary(
+        "boundary",
+        BoundaryArgs(
+            scope=inputs.scope,
+            bucket_arns=[storage.data.arn, storage.staging.arn],
+            key_arns=[storage.key.arn, *sorted(set(settings.job.kms_keys))],
+            sources=[*settings.job.s3_sources.values(), *([wheels] if wheels else [])],
+            secrets=list(settings.job.secrets.values()),
+            image=settings.ecr_image,
+        ),
+    )
 
 
 def create_identity(inputs: Inputs, storage: Storage, network: Network) -> Identity:

@@ -5,6 +5,7 @@ import gc
 
 gc.disable()  # the SDK's classes are never garbage; looking for it takes a third of a preview (benchmarks/preview.py)
 
+from dataclasses import replace
 from pathlib import Path
 
 import pulumi
@@ -16,7 +17,7 @@ from infra.inputs import read_inputs
 from infra.job import create_launch, create_manifest
 from infra.lookups.account import zone_is_default
 from infra.lookups.errors import access_error
-from infra.nodes import create_guardrails, create_identity, create_nodes, protect_staging
+from infra.nodes import create_boundary, create_guardrails, create_identity, create_nodes, protect_staging
 from infra.storage import create_filesystem, create_storage
 from trainyard.config.project import Project, read_project
 from trainyard.errors import InputError
@@ -41,8 +42,12 @@ def run(folder: Path) -> None:
 def create_stack(project: Project) -> None:
     """Create all resources of the stack. Raises InputError for invalid settings."""
     inputs = read_inputs(project)
-    scope, settings, facts = inputs.scope, inputs.settings, inputs.facts
+    settings, facts = inputs.settings, inputs.facts
     storage = create_storage(inputs)
+    boundary = create_boundary(inputs, storage)
+    if boundary is not None:
+        inputs = replace(inputs, scope=replace(inputs.scope, boundary=boundary.arn))
+    scope = inputs.scope
     zones, pin_zone = facts.worker_zones(settings), zone_is_default(settings, facts)
     buckets = [storage.data.arn, storage.staging.arn]
     network = create_network(scope, settings, zones, pin_zone, storage.key.service_arn, buckets)
@@ -53,7 +58,7 @@ def create_stack(project: Project) -> None:
     create_guardrails(inputs, storage, nodes)
     manifest = create_manifest(inputs, storage, network, filesystem, identity, nodes)
     stored = [storage.key, storage.data, storage.staging, policy, storage.archives, filesystem]
-    launched = [identity, nodes.placement_group.component, nodes.head, *nodes.groups]
+    launched = [boundary, identity, nodes.placement_group.component, nodes.head, *nodes.groups]
     launch = create_launch(inputs, storage, manifest, [*network.dependencies, *stored, *launched])
     outputs.export(
         scope,

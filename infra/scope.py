@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import pulumi
+
 from trainyard.aws import tags
 
 
@@ -10,7 +12,7 @@ from trainyard.aws import tags
 class Scope:
     """Account, region and Availability Zone of a stack, from lookups.
 
-    `boundary` is the ARN of the permissions boundary of every role, or None.
+    `boundary` is the ARN of the permissions boundary of every role; None before it exists.
     """
 
     project: str
@@ -20,8 +22,16 @@ class Scope:
     partition: str
     dns_suffix: str
     zone: str
-    boundary: str | None = None
+    boundary: pulumi.Input[str] | None = None
     extra_tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def iam_path(self) -> str:
+        """The IAM path of the stack's roles, instance profiles and policies, by which policies can name them.
+
+        https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
+        """
+        return f"/trainyard/{self.project}/{self.stack}/"
 
     def own_tags(self, role: str) -> dict[str, str]:
         """Return the tags by which Trainyard finds the resource."""

@@ -84,6 +84,7 @@ class Identity(pulumi.ComponentResource):
         # The policy exists before the profile: an instance must not boot with missing permissions.
         profile = aws.iam.InstanceProfile(
             name,
+            path=args.scope.iam_path,
             role=role.name,
             tags=args.scope.tags(f"{node}-profile"),
             opts=child_options(self, node, depends_on=[policy]),
@@ -109,6 +110,7 @@ def create_role(name: str, user: str, scope: Scope, trust: Statement, opts: pulu
     """Create a role. `trust`: statement of its trust policy; `user`: who uses the role."""
     return aws.iam.Role(
         name,
+        path=scope.iam_path,
         assume_role_policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [trust]}),
         description=f"Trainyard stack {scope.stack}: {user}",
         permissions_boundary=scope.boundary,

@@ -107,6 +107,15 @@ def only_services_and_roles_assume_roles(kind: str, inputs: Inputs) -> Iterator[
             yield f"has managed policies {inputs['managedPolicyArns']}, whose owner may change them"
 
 
+def roles_have_a_boundary(kind: str, inputs: Inputs) -> Iterator[str]:
+    """Roles have a permissions boundary and the path of the project."""
+    if kind.endswith(":Role"):
+        if not inputs.get("permissionsBoundary"):
+            yield "has no permissions boundary"
+        if not str(inputs.get("path")).startswith("/trainyard/"):
+            yield f"has the path {inputs.get('path')}, not one below /trainyard/"
+
+
 def wildcard_principal_is_limited(kind: str, inputs: Inputs) -> Iterator[str]:
     """An Allow with a wildcard principal has a condition on the account."""
     if not kind.endswith((":BucketPolicy", ":Key", ":TopicPolicy")):
@@ -176,6 +185,7 @@ RULES: tuple[PolicyRule, ...] = (
         only_services_and_roles_assume_roles,
         "Only AWS services and named roles assume roles, and roles have no managed policies.",
     ),
+    _rule(roles_have_a_boundary, "Roles have a permissions boundary and a path below /trainyard/."),
     _rule(wildcard_principal_is_limited, "Resource policies allow no other accounts."),
     _rule(buckets_block_public_access, "Buckets block public access."),
     _rule(buckets_require_tls, "Buckets deny requests without TLS."),

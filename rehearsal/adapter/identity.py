@@ -12,13 +12,14 @@ class Role(Handler):
     """An IAM role."""
 
     type = "aws:iam/role:Role"
-    keys = input_keys("name", "assumeRolePolicy", "description", "permissionsBoundary", "tags")
+    keys = input_keys("name", "path", "assumeRolePolicy", "description", "permissionsBoundary", "tags")
     name_input = "name"
-    replace_on_changes = frozenset({"name"})
+    replace_on_changes = frozenset({"name", "path"})
 
     def create(self, call: HandlerCall) -> CreateResult:
         """Create the role."""
         arguments = call.api_arguments(
+            path="Path",
             assumeRolePolicy="AssumeRolePolicyDocument",
             description="Description",
             permissionsBoundary="PermissionsBoundary",
@@ -51,7 +52,7 @@ class Role(Handler):
         """Return the current state, or None when it does not exist."""
         role = call.aws.client("iam").get_role(RoleName=call.id)["Role"]
         boundary = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn", "")
-        inputs = select(role, name="RoleName", description="Description") | {
+        inputs = select(role, name="RoleName", path="Path", description="Description") | {
             "assumeRolePolicy": json.dumps(role["AssumeRolePolicyDocument"]),
             "permissionsBoundary": boundary,
             "tags": tag_dict(role.get("Tags")),
@@ -99,14 +100,16 @@ class InstanceProfile(Handler):
     """An IAM instance profile with one role."""
 
     type = "aws:iam/instanceProfile:InstanceProfile"
-    keys = input_keys("name", "role", "tags")
+    keys = input_keys("name", "path", "role", "tags")
     name_input = "name"
-    replace_on_changes = frozenset({"name"})
+    replace_on_changes = frozenset({"name", "path"})
 
     def create(self, call: HandlerCall) -> CreateResult:
         """Create the profile and add the role."""
         iam = call.aws.client("iam")
-        response = iam.create_instance_profile(InstanceProfileName=self.physical_name(call), Tags=call.tags)
+        response = iam.create_instance_profile(
+            InstanceProfileName=self.physical_name(call), Tags=call.tags, **call.api_arguments(path="Path")
+        )
         profile = response["InstanceProfile"]
         name = profile["InstanceProfileName"]
         iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=call.inputs["role"])
@@ -125,7 +128,12 @@ class InstanceProfile(Handler):
         """Return the current state, or None when it does not exist."""
         profile = call.aws.client("iam").get_instance_profile(InstanceProfileName=call.id)["InstanceProfile"]
         roles = [role["RoleName"] for role in profile["Roles"]]
-        inputs = {"name": call.id, "role": roles[0] if roles else "", "tags": tag_dict(profile.get("Tags"))}
+        inputs = {
+            "name": call.id,
+            "path": profile["Path"],
+            "role": roles[0] if roles else "",
+            "tags": tag_dict(profile.get("Tags")),
+        }
         return ReadResult(inputs=inputs)
 
     def delete(self, call: HandlerCall) -> None:
@@ -136,4 +144,43 @@ class InstanceProfile(Handler):
         iam.delete_instance_profile(InstanceProfileName=call.id)
 
 
-HANDLERS = (Role(), RolePolicy(), InstanceProfile())
+class Policy(Handler):
+    """A customer managed policy."""
+
+    type = "aws:iam/policy:Policy"
+    keys = input_keys("name", "path", "description", "policy", "tags")
+    name_input = "name"
+    replace_on_changes = frozenset({"name", "path", "description"})
+
+    def create(self, call: HandlerCall) -> CreateResult:
+        """Create the policy."""
+        arguments = call.api_arguments(path="Path", description="Description", policy="PolicyDocument")
+        name = self.physical_name(call)
+        policy = call.aws.client("iam").create_policy(PolicyName=name, Tags=call.tags, **arguments)["Policy"]
+        return policy["Arn"], {"name": name, "arn": policy["Arn"]}
+
+    def update(self, call: HandlerCall) -> dict[str, Any]:
+        """Create a new default version of the policy in place of the earlier one, as the provider does."""
+        iam = call.aws.client("iam")
+        if call.has_changed("policy"):
+            version = iam.get_policy(PolicyArn=call.id)["Policy"]["DefaultVersionId"]
+            iam.create_policy_version(PolicyArn=call.id, PolicyDocument=call.inputs["policy"], SetAsDefault=True)
+            iam.delete_policy_version(PolicyArn=call.id, VersionId=version)
+        update_tags(call, iam.tag_policy, iam.untag_policy, PolicyArn=call.id)
+        return {}
+
+    def read(self, call: HandlerCall) -> ReadResult | None:
+        """Return the current state, or None when it does not exist."""
+        iam = call.aws.client("iam")
+        policy = iam.get_policy(PolicyArn=call.id)["Policy"]
+        version = iam.get_policy_version(PolicyArn=call.id, VersionId=policy["DefaultVersionId"])["PolicyVersion"]
+        inputs = select(policy, name="PolicyName", path="Path", description="Description")
+        document = {"policy": json.dumps(version["Document"]), "tags": tag_dict(policy.get("Tags"))}
+        return ReadResult(inputs={**inputs, **document})
+
+    def delete(self, call: HandlerCall) -> None:
+        """Delete the policy."""
+        call.aws.client("iam").delete_policy(PolicyArn=call.id)
+
+
+HANDLERS = (Role(), RolePolicy(), InstanceProfile(), Policy())

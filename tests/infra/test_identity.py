@@ -12,6 +12,7 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import SUBNET, VPC
 from tests.infra.conftest import ECR_IMAGE, with_container
 
+BOUNDARY = "aws:iam/policy:Policy"
 ROLE, POLICY = "aws:iam/role:Role", "aws:iam/rolePolicy:RolePolicy"
 
 
@@ -88,7 +89,26 @@ def test_every_role_has_the_permissions_boundary(changed: Callable[..., Deployme
     boundary = "arn:aws:iam::123456789012:policy/boundary"
     run = changed(identity={"permissions_boundary": boundary})
     assert {role.inputs["permissionsBoundary"] for role in run.resources_of_type(ROLE)} == {boundary}
-    assert not any("permissionsBoundary" in role.inputs for role in local.resources_of_type(ROLE))
+    assert not run.resources_of_type(BOUNDARY)
+    (own,) = local.resources_of_type(BOUNDARY)
+    assert {role.inputs["permissionsBoundary"] for role in local.resources_of_type(ROLE)} == {own.outputs["arn"]}
+
+
+def test_boundary_is_limited_to_the_stack(shipped: Deployment) -> None:
+    (policy,) = shipped.resources_of_type(BOUNDARY)
+    statements = json.loads(policy.inputs["policy"])["Statement"]
+    assert not any(action.startswith("iam:") for each in statements for action in each["Action"])
+    described = {action for each in statements if "*" in each["Resource"] for action in each["Action"]}
+    assert described == {"autoscaling:Describe*", "ec2:Describe*", "ssm:UpdateInstanceInformation", "ssmmessages:*"}
+    assert not [arn for each in statements for arn in each["Resource"] if arn.startswith("arn:aws:s3:::*")]
+    assert len("".join(policy.inputs["policy"].split())) < 6144  # the limit of a managed policy
+
+
+def test_roles_profiles_and_policies_have_the_path_of_the_stack(shipped: Deployment) -> None:
+    for kind in (ROLE, BOUNDARY, "aws:iam/instanceProfile:InstanceProfile"):
+        assert {each.inputs["path"] for each in shipped.resources_of_type(kind)} == {
+            f"/trainyard/trainyard/{shipped.stack}/"
+        }
 
 
 def test_nodes_credentials_are_denied_outside_of_the_vpc(shipped: Deployment) -> None:

@@ -94,6 +94,10 @@ VIOLATIONS: dict[str, list[tuple[dict[str, dict[str, Any]], str]]] = {
         ({"Role": {"assumeRolePolicy": policy({"Principal": {"AWS": "*"}})}}, "may assume it"),
         ({"Role": {"managedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}}, "AdministratorAccess"),
     ],
+    "roles-have-a-boundary": [
+        ({"Role": {"permissionsBoundary": None}}, "no permissions boundary"),
+        ({"Role": {"path": "/"}}, "has the path /"),
+    ],
     "wildcard-principal-is-limited": [
         ({"BucketPolicy": {"policy": policy({**ALLOW, "Principal": "*"})}}, "Wide allows every AWS account"),
         ({"Key": {"policy": policy({**ALLOW, "Principal": {"AWS": "*"}})}}, "Wide allows every AWS account"),

@@ -34,9 +34,12 @@ class Caller:
     def __init__(self, call: Call, in_json: bool, session: Any, path: RequestPath | None) -> None:
         self.call = call
         self._path = path
-        self._in_json, self._arn, self._role_arn = in_json, session.arn, session.role_arn
+        self._in_json, self._arn = in_json, session.arn
         self.role = str(session.role_arn).rpartition("/")[2]
         self._session_policies = [session.policy] if session.policy else []
+        # The hypervisor knows the name of a role only; its ARN has a path.
+        existing = _find_role(iam_backends[session.account_id][session.partition], self.role)
+        self._role_arn = str(existing.arn if existing else session.role_arn)
         self._policies = list(role_policies(iam_backends[session.account_id][session.partition], self.role))
         self._boundary = _boundary(session, self.role)
 
@@ -172,17 +175,22 @@ def unknown_key_error(call: Call, in_json: bool) -> ApiError:
 
 def role_policies(backend: Any, name: str) -> Iterator[str]:
     """Yield the role's current policy documents; none after its deletion. `backend`: moto's backend of IAM."""
-    role = next((role for role in list(backend.roles.values()) if role.name == name), None)
+    role = _find_role(backend, name)
     if role is None:
         return
     yield from list(role.policies.values())
     yield from map(_document, list(role.managed_policies.values()))
 
 
+def _find_role(backend: Any, name: str) -> Any:
+    """Return the role, or None. Role names are unique in an account, whatever their paths."""
+    return next((role for role in list(backend.roles.values()) if role.name == name), None)
+
+
 def _boundary(session: Any, name: str) -> list[str]:
     """Return the permissions boundary of the role in a list, if any. A deleted boundary policy allows nothing."""
     backend = iam_backends[session.account_id][session.partition]
-    role = next((role for role in list(backend.roles.values()) if role.name == name), None)
+    role = _find_role(backend, name)
     arn = role.permissions_boundary_arn if role else None
     if not arn:
         return []

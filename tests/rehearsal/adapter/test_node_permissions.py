@@ -194,6 +194,18 @@ def test_s3_endpoint_allows_the_buckets_of_the_stack_only(cluster: Cluster) -> N
         boto3.client("s3").delete_bucket(Bucket=bucket)
 
 
+def test_boundary_limits_a_role_that_allows_more(cluster: Cluster) -> None:
+    iam, name = boto3.client("iam"), cluster.role_name("workers")
+    allow = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
+    iam.put_role_policy(RoleName=name, PolicyName="wide", PolicyDocument=document)
+    try:
+        with pytest.raises(ClientError, match="no permissions boundary allows the ssm:GetParameter action"):
+            cluster.node("workers")("ssm").get_parameter(Name="/other/secret", WithDecryption=True)
+    finally:
+        iam.delete_role_policy(RoleName=name, PolicyName="wide")
+
+
 def test_worker_distinguishes_a_missing_run_from_denied_access(cluster: Cluster) -> None:
     with pytest.raises(ClientError, match="NoSuchKey"):
         cluster.node("workers")("s3").get_object(Bucket=cluster.staging, Key=CURRENT_RUN)

@@ -40,6 +40,7 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("aws:autoscaling/lifecycleHook:LifecycleHook", "heartbeatTimeout", 31),
     ("aws:iam/role:Role", "description", "changed"),
     ("aws:iam/rolePolicy:RolePolicy", "policy", json.dumps(POLICY)),
+    ("aws:iam/policy:Policy", "policy", json.dumps(POLICY)),
     ("aws:kms/key:Key", "enableKeyRotation", False),
     ("aws:cloudwatch/logGroup:LogGroup", "retentionInDays", 3),
     ("aws:cloudwatch/metricAlarm:MetricAlarm", "threshold", 7),

@@ -38,5 +38,7 @@ class IdentitySettings(StrictModel):
     """IAM roles of head and workers."""
 
     permissions_boundary: PolicyArn | None = Field(
-        None, description="Permissions boundary of each IAM role of the stack; none: no boundary."
+        None,
+        description="Permissions boundary of each IAM role of the stack; none: the stack creates one, which allows its "
+        "own resources and the sources of the job.",
     )
