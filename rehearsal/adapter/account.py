@@ -66,11 +66,12 @@ class Account(Protocol):
 class EmulatedAccount:
     """The emulated AWS at AWS_ENDPOINT_URL.
 
-    `run_commands`: whether local commands run; otherwise they count as successful without output.
+    `run_commands`: whether local commands run; otherwise they count as successful without output. `session`: boto3
+    session with the credentials of the calls; None: those that are allowed everything.
     """
 
-    def __init__(self, region: str, run_commands: bool = True) -> None:
-        self.aws = AwsClients(region)
+    def __init__(self, region: str, run_commands: bool = True, session: Any = None) -> None:
+        self.aws = AwsClients(region, session)
         self._command = Command(skip=not run_commands)
         self.handlers = handlers(self._command)
 

@@ -19,13 +19,16 @@ T = TypeVar("T")
 class AwsClients:
     """boto3 clients of one region, shared by all threads."""
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, session: Any = None) -> None:
+        """Use the credentials of `session`, a boto3 session; None: a key that is allowed everything."""
         import boto3  # here, because a static account never needs it, and the import is a tenth of a preview's duration
 
         self.region = region
-        # A separate key, so that the journal distinguishes the adapter's requests from those of `trainyard`.
-        key = AccountFile.read(Path(os.environ[FILE_VARIABLE])).secrets.adapter
-        self._session = boto3.Session(key.id, key.secret, region_name=region)
+        if session is None:
+            # A separate key, so that the journal distinguishes the adapter's requests from those of `trainyard`.
+            key = AccountFile.read(Path(os.environ[FILE_VARIABLE])).secrets.adapter
+            session = boto3.Session(key.id, key.secret, region_name=region)
+        self._session = session
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._current = threading.local()

@@ -11,6 +11,7 @@ from moto.ssm.models import ssm_backends
 
 from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.iam.policies import AccessRequest
+from rehearsal.aws.iam.required_actions_iam import iam_request
 from rehearsal.aws.iam.required_actions_s3 import s3_required_requests
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
@@ -48,7 +49,7 @@ _INSTANCE_ACTIONS = frozenset(["SetInstanceHealth", "TerminateInstanceInAutoScal
 
 def required_requests(call: Call, environ: dict[str, Any], body: bytes) -> Iterator[AccessRequest]:
     """Yield the access requests, all of which must be allowed. Raises NotImplementedError if they are unknown."""
-    action = f"{call.service}:{call.operation}"
+    action = iam_action(call.service, call.operation)
     if call.service == "s3":
         yield from s3_required_requests(call, environ, body)
     elif call.service == "autoscaling":
@@ -63,12 +64,28 @@ def required_requests(call: Call, environ: dict[str, Any], body: bytes) -> Itera
             yield AccessRequest(action, parse_qs(body.decode())["RoleArn"][0])
         elif call.operation != "GetCallerIdentity":  # always allowed
             raise NotImplementedError(f"{action} by a role: its authorization is not evaluated")
+    elif call.service == "iam":
+        yield iam_request(call.operation, parse_qs(body.decode()))
     elif call.service == "ec2" and call.operation.startswith("Describe"):
         yield AccessRequest(action, "*")
     elif action in {"ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"}:
         yield _reservation_request(action, call, parse_qs(body.decode()))
     else:
         yield AccessRequest(action, None)
+
+
+def iam_action(service: str, operation: str) -> str:
+    """Return the IAM action of an operation, except of S3.
+
+    Cloud Control has the actions of CloudFormation; AWS Budgets has one for reads and one for changes.
+    https://docs.aws.amazon.com/cloudcontrolapi/latest/userguide/security.html
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsbudgetservice.html
+    """
+    if service == "cloudcontrolapi":
+        return f"cloudformation:{operation}"
+    if service == "budgets":
+        return "budgets:ViewBudget" if operation.startswith("Describe") else "budgets:ModifyBudget"
+    return f"{service}:{operation}"
 
 
 def _group_request(action: str, call: Call, parameters: dict[str, list[str]]) -> AccessRequest:

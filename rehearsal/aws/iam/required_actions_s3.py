@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree
 
 from moto.s3.models import s3_backends
 
@@ -39,7 +40,10 @@ _OBJECT_ACTIONS = {
 _BUCKET_ACTIONS = {
     "CreateBucket": "CreateBucket",
     "DeleteBucket": "DeleteBucket",
+    "DeleteBucketEncryption": "PutEncryptionConfiguration",
+    "DeleteBucketLifecycle": "PutLifecycleConfiguration",
     "DeleteBucketPolicy": "DeleteBucketPolicy",
+    "DeletePublicAccessBlock": "PutBucketPublicAccessBlock",
     "GetBucketEncryption": "GetEncryptionConfiguration",
     "GetBucketLifecycleConfiguration": "GetLifecycleConfiguration",
     "GetBucketLocation": "GetBucketLocation",
@@ -48,6 +52,7 @@ _BUCKET_ACTIONS = {
     "GetBucketPolicy": "GetBucketPolicy",
     "GetBucketTagging": "GetBucketTagging",
     "GetBucketVersioning": "GetBucketVersioning",
+    "GetPublicAccessBlock": "GetBucketPublicAccessBlock",
     "HeadBucket": "ListBucket",
     "ListMultipartUploads": "ListBucketMultipartUploads",
     "ListObjectVersions": "ListBucketVersions",
@@ -60,6 +65,7 @@ _BUCKET_ACTIONS = {
     "PutObjectLockConfiguration": "PutBucketObjectLockConfiguration",
     "PutBucketTagging": "PutBucketTagging",
     "PutBucketVersioning": "PutBucketVersioning",
+    "PutPublicAccessBlock": "PutBucketPublicAccessBlock",
 }
 _VERSIONED_ACTIONS = {"GetObject", "DeleteObject", "GetObjectTagging", "PutObjectTagging", "DeleteObjectTagging"}
 _REVEALING_OPERATIONS = {
@@ -86,15 +92,14 @@ def s3_required_requests(call: Call, environ: dict[str, Any], body: bytes) -> It
     if operation == "ListBuckets":
         yield AccessRequest("s3:ListAllMyBuckets", "*")
     elif operation == "DeleteObjects":
-        if b"<VersionId>" in body:  # only of versions a lock may be bypassed
-            raise NotImplementedError("the authorization of DeleteObjects with versions")
+        yield from _deleted_versions(body, arn, _bypasses_lock(environ))
     elif operation in _BUCKET_ACTIONS:
         yield AccessRequest(f"s3:{_BUCKET_ACTIONS[operation]}", arn, _list_context(query))
     elif operation in _OBJECT_ACTIONS:
         version = query.get("versionId", [None])[0]
         context = _retention_context(body) if operation == "PutObjectRetention" else {}
         yield AccessRequest(f"s3:{_versioned_action(_OBJECT_ACTIONS[operation], version)}", f"{arn}/{key}", context)
-        if environ.get("HTTP_X_AMZ_BYPASS_GOVERNANCE_RETENTION", "").lower() == "true":
+        if _bypasses_lock(environ):
             yield AccessRequest("s3:BypassGovernanceRetention", f"{arn}/{key}")
         if operation in _REVEALING_OPERATIONS and not version and not _exists(bucket, key):
             yield AccessRequest("s3:ListBucket", arn, _list_context({}))
@@ -105,6 +110,28 @@ def s3_required_requests(call: Call, environ: dict[str, Any], body: bytes) -> It
             yield from _source_requests(environ, operation, f"{arn}/{key}")
     else:
         raise NotImplementedError(f"the authorization of s3:{operation}")
+
+
+def _bypasses_lock(environ: dict[str, Any]) -> bool:
+    return str(environ.get("HTTP_X_AMZ_BYPASS_GOVERNANCE_RETENTION", "")).lower() == "true"
+
+
+def _deleted_versions(body: bytes, arn: str, bypasses_lock: bool) -> Iterator[AccessRequest]:
+    """Yield the requests for versions. S3 reports a denial per key; the emulated account denies the whole request."""
+    for entry in ElementTree.fromstring(body).iter():  # noqa: S314 (a request of this machine)
+        if entry.tag.endswith("Object"):
+            values = {child.tag.rpartition("}")[2]: child.text for child in entry}
+            if "VersionId" in values:
+                yield AccessRequest("s3:DeleteObjectVersion", f"{arn}/{values['Key']}")
+                if bypasses_lock:
+                    yield AccessRequest("s3:BypassGovernanceRetention", f"{arn}/{values['Key']}")
+
+
+def s3_action(operation: str) -> str:
+    """Return the main IAM action of an operation of S3. Raises KeyError for an unsupported operation."""
+    if operation == "DeleteObjects":
+        return "s3:DeleteObject"
+    return f"s3:{_BUCKET_ACTIONS.get(operation) or _OBJECT_ACTIONS[operation]}"
 
 
 def _versioned_action(action: str, version: str | None) -> str:
