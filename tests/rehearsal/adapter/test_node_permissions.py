@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
@@ -87,6 +88,16 @@ def set_capacity(stack: str) -> Call:
     )
 
 
+def put_lease(**sizes: int) -> Call:
+    return lambda cluster, node: node("autoscaling").put_scheduled_update_group_action(
+        AutoScalingGroupName=cluster.exports["groups"][0],
+        ScheduledActionName="trainyard-lease",
+        StartTime=datetime.now(UTC) + timedelta(hours=1),
+        DesiredCapacity=0,
+        **sizes,
+    )
+
+
 def send_heartbeat(stack: str) -> Call:
     return lambda cluster, node: node("autoscaling").record_lifecycle_action_heartbeat(
         AutoScalingGroupName=getattr(cluster, stack)["groups"][0], LifecycleHookName=cluster.hook, InstanceId="i-1"
@@ -128,8 +139,19 @@ ALLOWED: dict[str, tuple[str, Call]] = {
     "head writes a run": ("head", put("data", "runs/r-1/control.json")),
     "head describes the groups": ("head", lambda cluster, node: node("autoscaling").describe_auto_scaling_groups()),
     "head scales its group to zero": ("head", set_capacity("exports")),
+    "head renews the lease": ("head", put_lease(MinSize=0)),
 }
 DENIED: dict[str, tuple[str, Call]] = {
+    "head raises the maximum size": ("head", put_lease(MinSize=0, MaxSize=100)),
+    "head raises the minimum size": ("head", put_lease(MinSize=1)),
+    "head writes a run record": ("head", put("data", "runs/r-1/run.json")),
+    "worker writes a run record": ("workers", put("data", "runs/r-1/run.json")),
+    "worker writes control objects": ("workers", put("data", "runs/r-1/control.json")),
+    "worker writes checkpoints": ("workers", put("data", "runs/r-1/checkpoints/x")),
+    "job writes a run record": ("job", put("data", "runs/r-1/run.json")),
+    "job writes events": ("job", put("data", "runs/r-1/events/x")),
+    "job reads the manifest": ("job", get("staging", MANIFEST)),
+    "job scales a group": ("job", set_capacity("exports")),
     "worker writes data": ("workers", put("data", "datasets/d/x")),
     "worker writes the bundle": ("workers", lambda cluster, node: put("staging", cluster.bundle)(cluster, node)),
     "worker writes the manifest": ("workers", put("staging", MANIFEST)),
