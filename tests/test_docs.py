@@ -75,6 +75,29 @@ def test_permissions_table_has_every_service(stack: str) -> None:
     assert {SERVICES.get(module, module) for module in modules(stack)} <= documented
 
 
+THREAT_MODEL = (ROOT / "docs/threat-model.md").read_text()
+PROMISES = [
+    line for line in THREAT_MODEL.splitlines() if line.startswith("|") and "`test_" in line.rpartition(" | ")[2]
+]
+
+
+@pytest.fixture(scope="module")
+def test_code() -> str:
+    return "".join(f"{path.name}\n{path.read_text()}" for path in (ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("row", PROMISES, ids=lambda row: row.split(" | ")[0].strip("| "))
+def test_tests_of_the_threat_model_exist(row: str, test_code: str) -> None:
+    for name, case in re.findall(r"`(test_\w+(?:\.py)?)(?:\[(.+?)\])?`", row.rpartition(" | ")[2]):
+        assert name in test_code if name.endswith(".py") else f"def {name}(" in test_code
+        assert not case or f'"{case}"' in test_code
+
+
+def test_every_attack_of_the_threat_model_has_a_test() -> None:
+    table = THREAT_MODEL[THREAT_MODEL.index("## Attacks") : THREAT_MODEL.index("## Not promised")]
+    assert len(PROMISES) == len([line for line in table.splitlines() if line.startswith("| ")]) - 2
+
+
 README = (ROOT / "README.md").read_text()
 
 

@@ -70,7 +70,7 @@ class Agent:
         self.next_run: RunRecord | None = None
         self._health = health or HealthMonitor(())
         self._data = Bucket(manifest.data_bucket, node.region)
-        self._staging = Bucket(manifest.staging_bucket, node.region)
+        self._staging = Bucket(manifest.staging_bucket, node.region, node.account)
         self._layout = RunLayout(run.run)
         self._events = ChunkWriter(self._data, chunk_prefix(self._layout.events, node.instance, node.boot, "agent"))
         self._connection = HeadConnection(self._staging, self._data, self._create_heartbeat)

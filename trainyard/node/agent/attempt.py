@@ -64,7 +64,7 @@ SAVE_EXIT_SECONDS = 15.0
 TORCHRUN_EXIT_SECONDS = 5.0  # after the end of all ranks
 
 
-def fetch_source(source: Archive, region: str) -> Path:
+def fetch_source(source: Archive, node: Node) -> Path:
     """Folder of the user's unpacked sources, downloaded unless it exists.
 
     Raises ValueError if the SHA-256 differs from that in the run record.
@@ -73,7 +73,7 @@ def fetch_source(source: Archive, region: str) -> Path:
     if folder.exists():
         return folder
     bucket, key = split_s3_uri(source.uri)
-    content = Bucket(bucket, region).read(key)
+    content = Bucket(bucket, node.region, node.account).read(key)
     digest = hashlib.sha256(content).hexdigest()
     if digest != source.sha256:
         raise ValueError(f"{source.uri} has SHA-256 {digest}, but the run record has {source.sha256}")
@@ -198,7 +198,7 @@ class AttemptTorchrun(Torchrun):
             folder, job = Path(node.bundle), ["-m", "trainer", "--config", str(config)]
         else:
             assert run.job.command is not None
-            source, folder = fetch_source(run.job.source, node.region), self._folder / WORK
+            source, folder = fetch_source(run.job.source, node), self._folder / WORK
             self._remove_earlier_work()
             copy_source(source, folder, self._user)
             job, writable = list(run.job.command), [*writable, folder]
@@ -238,10 +238,10 @@ class AttemptTorchrun(Torchrun):
         memory = MEMORY / self._run.run
         folders = [folder / name for name in ("logs", "metrics", "requests")]
         folders += [cache_folder(), cache_folder() / "home", memory]
+        if self._manifest.fsx is not None and (shared := Path(self._manifest.fsx.mount_point)).is_mount():
+            folders += [shared / "scratch", *([exports] if (exports := shared / "exports").is_dir() else [])]
         for each in folders:
             create_job_folder(each, self._user)
-        if self._manifest.fsx is not None:
-            folders.append(Path(self._manifest.fsx.mount_point))
         return folders
 
     def _remove_earlier_work(self) -> None:

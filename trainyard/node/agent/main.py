@@ -25,7 +25,7 @@ def main() -> int:
     node, manifest = read_node(), read_manifest()
     configure_logging(node=node.instance)
     run: RunRecord | None = RunRecord.model_validate_json(
-        Bucket(manifest.staging_bucket, node.region).read(CURRENT_RUN)
+        Bucket(manifest.staging_bucket, node.region, node.account).read(CURRENT_RUN)
     )
     stop, code = threading.Event(), 0
     for number in (signal.SIGTERM, signal.SIGINT):
