@@ -11,6 +11,7 @@ from trainyard.errors import Problem
 # inotify instances of one booted node (systemd, its services and cloud-init): 14 were counted.
 INOTIFY_INSTANCES_PER_NODE = 16
 INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+PRIVATE_FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108
 # Program -> Debian and Ubuntu package that provides it.
 PROGRAMS = {
     "systemd-nspawn": "systemd-container",
@@ -39,6 +40,10 @@ def missing_requirements() -> list[Problem]:
         reason = f"nodes share this environment, and Debian 12 has Python {PYTHON[0]}.{PYTHON[1]} in /usr"
         fix = "Create it again with the system's Python: make clean; rm -r .venv; make setup PYTHON=/usr/bin/python3.11"
         problems.append(Problem("virtual environment", current, reason, fix, "python_not_of_debian"))
+    if any(Path(sys.prefix).is_relative_to(folder) for folder in PRIVATE_FOLDERS):
+        reason = "nodes share this environment, and the unit of a job has its own /tmp and /var/tmp (PrivateTmp)"
+        fix = "Move the project out of this folder, and run make setup again"
+        problems.append(Problem("virtual environment", sys.prefix, reason, fix, "environment_in_tmp"))
     return problems
 
 

@@ -143,7 +143,10 @@ class JobUnit:
         options = ["--quiet", "--collect", f"--unit={self._name}", "--service-type=exec"]
         options += ["--no-block"] if launch.prepare else []
         options += [f"--property={name}={value}" for name, value in properties]
-        _run("systemd-run", *options, *program, str(self.files))
+        try:
+            _run("systemd-run", *options, *program, str(self.files))
+        except OSError as error:
+            raise OSError(f"{error} (check 'journalctl -u {self._name}' on the node)") from error
         try:
             self.attach()
         except OSError:

@@ -19,6 +19,7 @@ def all_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(sys, "prefix", "/opt/trainyard/.venv")
     monkeypatch.setattr(sys, "version_info", (3, 11, 2, "final", 0))
 
 
@@ -45,6 +46,12 @@ def test_environment_with_another_python_is_reported(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "version_info", (3, 12, 1, "final", 0))
     (problem,) = missing_requirements()
     assert problem.value == "/usr, Python 3.12"
+
+
+def test_environment_that_jobs_do_not_see_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/tmp/clone/.venv")
+    (problem,) = missing_requirements()
+    assert (problem.value, problem.code) == ("/tmp/clone/.venv", "environment_in_tmp")
 
 
 def test_inotify_limit_is_reported_with_the_setting_to_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
