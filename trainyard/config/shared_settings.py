@@ -32,7 +32,8 @@ class NodeSettings(StrictModel):
     provisioning: Literal["configure", "skip"] = Field(
         "configure",
         description="configure: the node playbook configures the system and verifies the software of the image "
-        "(driver, EFA). skip: the image is complete; the playbook verifies the Python environment and starts services.",
+        "(driver, EFA). skip: the image is complete, nftables included; the playbook verifies the Python environment, "
+        "creates the user of the job and starts services.",
     )
     skip_roles: tuple[SystemRole, ...] = Field(
         (), description="Ansible roles that the node playbook skips, because the image contains their software."

@@ -27,7 +27,7 @@ from trainyard.node.agent import job_unit
 from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, gpu_meter
 from trainyard.node.agent.attempt import AttemptTorchrun, delete_memory
 from trainyard.node.agent.connection import HeadConnection
-from trainyard.node.agent.credentials import CredentialsServer, JobCredentials
+from trainyard.node.agent.credentials import PORT, CredentialsServer, JobCredentials
 from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
 from trainyard.node.agent.job_unit import JobUnit
@@ -91,7 +91,7 @@ class Agent:
     def _serve_credentials(self) -> CredentialsServer:
         """Serve the job's credentials at the address that a running job already has."""
         state, credentials = self._state_file.state, JobCredentials(self.manifest, self.run, self.node.instance)
-        server = CredentialsServer(credentials, state.credentials_port, state.credentials_token)
+        server = CredentialsServer(credentials, state.credentials_port or PORT, state.credentials_token)
         self._state_file.update(credentials_port=server.port, credentials_token=server.token)
         return server
 

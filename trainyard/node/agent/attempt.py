@@ -30,6 +30,7 @@ from trainyard.node.agent.processes import (
     Torchrun,
     cache_folder,
     child_processes,
+    home_folder,
     home_variables,
     in_container,
     job_python,
@@ -237,7 +238,7 @@ class AttemptTorchrun(Torchrun):
         """Create the folders of an attempt that the job may write, and return them."""
         memory = MEMORY / self._run.run
         folders = [folder / name for name in ("logs", "metrics", "requests")]
-        folders += [cache_folder(), cache_folder() / "home", memory]
+        folders += [cache_folder(), home_folder(), memory]
         if self._manifest.fsx is not None and (shared := Path(self._manifest.fsx.mount_point)).is_mount():
             folders += [shared / "scratch", *([exports] if (exports := shared / "exports").is_dir() else [])]
         for each in folders:

@@ -13,14 +13,19 @@ import time
 from collections.abc import Iterator
 from datetime import UTC
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from trainyard.aws.clients import client
 from trainyard.models.layout import RunLayout, split_s3_uri
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord
+from trainyard.node.identity import ROOT
 
 ADDRESS, PATH = "127.0.0.1", "/credentials"
+# Outside of the ports of outgoing connections (net.ipv4.ip_local_port_range), so that an agent that restarts gets it
+# again. Rehearsed nodes without a machine share their address: they use any free port.
+PORT = 7444 if Path("/") == ROOT else 0
 # The longest session of a role that another role assumes:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles.html#iam-term-role-chaining
 SESSION_SECONDS = 3600

@@ -38,11 +38,16 @@ def cache_folder() -> Path:
     return scratch_folder() / "cache"
 
 
+def home_folder() -> Path:
+    """Home directory of the job."""
+    return scratch_folder() / "home"
+
+
 def home_variables(user: JobUser | None) -> dict[str, str]:
     """Variables that name the user of the job and a home directory: a container image does not know the user."""
     if user is None:
         return {}
-    return {"HOME": str(cache_folder() / "home"), "USER": user.name, "LOGNAME": user.name}
+    return {"HOME": str(home_folder()), "USER": user.name, "LOGNAME": user.name}
 
 
 def in_container(image: str | None, command: list[str], writable: Iterable[Path]) -> list[str]:

@@ -73,6 +73,7 @@ class NodeWithAgent:
         monkeypatch.setattr(attempt_module, "MEMORY", folder / "memory")
         monkeypatch.setattr(identity, "_CONFIGURED", folder / "configured")
         monkeypatch.setattr(agent_module, "POLL_SECONDS", 0.05)
+        monkeypatch.setattr(agent_module, "PORT", 0)  # of the credentials: tests run in parallel
         monkeypatch.setattr(Drain, "cause", lambda _: self.drain_cause)
         monkeypatch.setattr(attempt_module, "torchrun_command", lambda **_: [sys.executable, str(folder / "job.py")])
         monkeypatch.setattr(AttemptTorchrun, "are_workers_up", lambda _: True)
