@@ -49,7 +49,7 @@ def node_without_chrony(tmp_path: Path) -> Iterator[tuple[BootedMachine, Reposit
 
 
 HOLD_LOCK = "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX)"
-INSTALL_CHRONY = "base : Install chrony"
+INSTALL_CHRONY = "base : Install chrony and nftables"
 
 
 def test_the_role_waits_for_the_dpkg_lock(node_without_chrony: tuple[BootedMachine, Repository]) -> None:

@@ -10,6 +10,7 @@ from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.machines import ROOT, BootedMachine, PlaybookResult, boot_machine
 from tests.playbooks.roles.containers import IMAGE, container_toolkit, docker
 from trainyard.node.identity import CONTAINER_NAME, CONTAINER_WRAPPER
+from trainyard.node.job_user import JOB_USER
 
 pytestmark = pytest.mark.booted
 
@@ -18,7 +19,7 @@ ON_SCRATCH = {"container_image": IMAGE, "container_data_root": f"{SCRATCH}/docke
 MOUNT = f"mount -t tmpfs tmpfs {SCRATCH}"
 GPU = "mknod /dev/nvidia0 c 1 3"
 WRAPPER = f"/opt/trainyard/{CONTAINER_WRAPPER}"
-NAMES = {"container_name": CONTAINER_NAME, "container_wrapper": WRAPPER}
+NAMES = {"container_name": CONTAINER_NAME, "container_wrapper": WRAPPER, "container_user": JOB_USER}
 VERIFY = f"{ROOT}/playbooks/roles/container/files/verify.sh"
 
 
@@ -58,6 +59,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         distribution.add_source_to(node, "distribution")
         for version in ("1.17.4", "1.18.0", "1.20.0", "1.21.0"):
             nvidia.add(*container_toolkit(version))
+        node.run_script(f"useradd --system {JOB_USER}")
         yield Node(node, nvidia)
 
 
@@ -175,12 +177,16 @@ def test_the_wrapper_passes_network_devices_memory_and_environment_of_the_node(n
         "mkdir /dev/infiniband; mknod /dev/infiniband/uverbs0 c 1 3; mknod /dev/nvidia0 c 1 3; mkdir -p /opt/job"
     )
     node.run_script("rm /run/docker-calls; mkdir /dev/nvidia-caps; touch /dev/nvidiactl")  # a regular file
+    node.run_script("mkdir -p /opt/trainyard/runs/logs; mkdir -p /fsx")
+    writable = "--writable=/opt/trainyard/runs/logs --writable=/fsx"
     script = (
-        "cd /opt/job; status=0; env HF_TOKEN='s3 cret' RANK=3 LD_LIBRARY_PATH=/x INVOCATION_ID=1 "
-        f"{WRAPPER} {IMAGE} torchrun --master 'a b' \"$HOME\" || status=$?; echo $status"
+        "cd /opt/job; status=0; env HOME=/opt/trainyard/home HF_TOKEN='s3 cret' RANK=3 LD_LIBRARY_PATH=/x "
+        "INVOCATION_ID=1 "
+        f"{WRAPPER} {writable} {IMAGE} torchrun --master 'a b' \"$HOME\" || status=$?; echo $status"
     )
     assert node.run_script(script) == "7\n"  # the exit status of the container
     remove, run = node.docker_calls()
+    user = ":".join(node.run_script(f"id -u {JOB_USER}; id -g {JOB_USER}").split())
     assert remove == ["rm", "--force", CONTAINER_NAME]
     position = run.index(IMAGE)
     assert run[position:] == [IMAGE, "torchrun", "--master", "a b", "/root"]
@@ -188,9 +194,13 @@ def test_the_wrapper_passes_network_devices_memory_and_environment_of_the_node(n
     assert options >= {
         *("--rm", "--init", f"--name={CONTAINER_NAME}", "--network=host", "--ipc=host", "--ulimit=memlock=-1"),
         *("--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all", "--device=/dev/nvidia0", "--workdir=/opt/job"),
-        *("--device=/dev/infiniband/uverbs0", "--env=HF_TOKEN", "--env=RANK"),
-        *(f"--mount=type=bind,source={folder},target={folder}" for folder in ("/opt/trainyard", "/fsx")),
+        *("--device=/dev/infiniband/uverbs0", "--env=HF_TOKEN", "--env=RANK", "--env=HOME"),
+        *("--mount=type=bind,source=/opt/trainyard,target=/opt/trainyard,readonly",),
+        *(f"--mount=type=bind,source={each},target={each}" for each in ("/opt/trainyard/runs/logs", "/fsx")),
+        f"--user={user}",
+        *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
     }
+    assert not any(option.startswith("--cap-add") for option in options)
     assert not options & {"--env=LD_LIBRARY_PATH", "--env=INVOCATION_ID", "--env=PATH", "--device=/dev/nvidiactl"}
     assert "s3 cret" not in " ".join(run)
 
