@@ -17,6 +17,7 @@ from rehearsal.aws.process import ACCOUNT
 
 OPERATOR_ADDRESS = "203.0.113.10"
 """Public address of every caller outside of the VPCs (RFC 5737: an address for documentation)."""
+_INSTANCE_ADDRESS = "203.0.113.20"  # of instances in the default VPC
 _INTERNET = "0.0.0.0/0"
 # Service of a call -> service of its VPC endpoint, where the names differ.
 _ENDPOINT_SERVICES = {"ecr": "ecr.api", "cloudwatch": "monitoring", "tag": "tagging"}
@@ -70,7 +71,7 @@ def instance_path(instance_id: str, service: str, region: str) -> RequestPath | 
                 "aws:vpcsourceip": instance.private_ip,
             }
             return RequestPath({**_NO_NETWORK, **context}, endpoint.policy_document)
-    address = _public_address(backend, table)
+    address = _INSTANCE_ADDRESS if _is_default(backend, subnet.vpc_id) else _public_address(backend, table)
     if address is None:
         raise NoRouteError(f"{instance_id}: no route leads from {subnet.id} to {service} in {region}")
     return internet_path(address)
@@ -96,6 +97,14 @@ def _route_table(backend: Any, subnet: Any) -> Any:
     return next(associated, None) or next((table for table in tables if table.main_association_id), None)
 
 
+def _is_default(backend: Any, vpc_id: str) -> bool:
+    """Return whether a VPC is the default VPC: its instances have public addresses and a route to the internet.
+
+    moto creates it without its internet gateway. https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc.html
+    """
+    return str(backend.vpcs[vpc_id].is_default).lower() == "true"
+
+
 def _receives(endpoint: Any, table: Any) -> bool:
     if endpoint.vpc_endpoint_type == "Gateway":
         return table is not None and table.id in (endpoint.route_table_ids or [])
@@ -105,7 +114,7 @@ def _receives(endpoint: Any, table: Any) -> bool:
 def _public_address(backend: Any, table: Any) -> str | None:
     """Return the public address of the NAT gateway to which the default route leads; None without one.
 
-    Instances have no public addresses, so an internet gateway alone is no way out.
+    Instances in other than the default VPC have no public addresses, so an internet gateway alone is no way out.
     """
     route = _default_route(table)
     nat = backend.nat_gateways.get(route.nat_gateway_id) if route and route.nat_gateway_id else None

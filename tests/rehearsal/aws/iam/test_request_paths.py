@@ -162,3 +162,18 @@ def test_endpoint_policy_for_another_account_denies(
     add_s3_endpoint(client, node, allow("s3:*", "*", Condition=account))
     of = clients(allow("s3:*", "*"))
     assert outcome(lambda: of("s3").get_object(Bucket=node.bucket, Key="x")) == DENIED
+
+
+def test_instance_in_the_default_vpc_reaches_the_internet(
+    aws: EmulatedAws, client: Client, network: Network, name: str
+) -> None:
+    iam, document = client("iam"), {"Version": "2012-10-17", "Statement": [allow("s3:ListAllMyBuckets", "*")]}
+    iam.create_role(RoleName=name, AssumeRolePolicyDocument=TRUST)
+    iam.put_role_policy(RoleName=name, PolicyName="inline", PolicyDocument=json.dumps(document))
+    launched = client("ec2").run_instances(ImageId=network.image, InstanceType="t3.medium", MinCount=1, MaxCount=1)
+    instance = launched["Instances"][0]["InstanceId"]
+    role = f"arn:aws:iam::123456789012:role/{name}"
+    keys = client("sts").assume_role(RoleArn=role, RoleSessionName=instance)["Credentials"]
+    session = boto3.Session(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"], aws.region)
+    s3 = session.client("s3", endpoint_url=aws.node_endpoint, config=CONFIG)
+    assert outcome(s3.list_buckets) == ALLOWED
