@@ -28,7 +28,9 @@ MAIN_REHEARSAL_FILES = ("test_side_by_side", "test_stages", "test_audit")
 SLOW_FILES = (
     *MAIN_REHEARSAL_FILES,
     *(
+        "test_chaos_run",
         "test_booted",
+        "test_hostile_job",
         "test_worker_faults",
         "test_worker_environments",
         "test_interrupt",

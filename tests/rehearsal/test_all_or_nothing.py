@@ -86,6 +86,8 @@ def test_launch_fails_with_the_message_of_a_failed_playbook(
     tasks = broken / "playbooks/roles/job/tasks/main.yml"  # a role of workers only
     failing_task = "- name: Check the disk\n  ansible.builtin.fail:\n    msg: the disk of this node is missing\n\n"
     tasks.write_text(tasks.read_text().replace("---\n", f"---\n{failing_task}", 1))
+    retries = broken / "trainyard/models/startup_failures.py"  # a failure counts when it has lasted for this time
+    retries.write_text(re.sub(r"(PLAYBOOK_RETRY_SECONDS) = .*", r"\1 = 5.0", retries.read_text()))
     report, _ = rehearse(broken, account, "unfit", nodes=1)
     (error,) = report["errors"]
     message = "job: Check the disk: the disk of this node is missing"
