@@ -180,6 +180,8 @@ class AttemptTorchrun(Torchrun):
         self._metrics = folder / "metrics"
         metrics = self._metrics / "metrics.jsonl"
         self.follow_file("metrics", metrics, self._layout.metrics, self._layout.latest_metrics)
+        if run.job.source is not None or run.job.model_uri is not None:
+            self.follow_file("prepare", self._unit.prepared / LOG)
         if control is not None:
             self._start(control)
         else:

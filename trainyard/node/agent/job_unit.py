@@ -78,13 +78,14 @@ class Launch:
 class JobUnit:
     """The unit of one attempt. `process_id`: main process; 0 before it has started and after it has ended.
 
-    `folder`: that of the attempt's files. `user`: of the processes in the unit; None: that of the agent.
+    `folder`: that of the attempt's files. `user`: of the processes in the unit; None: that of the agent. `files`: folder
+    of the command's files, `prepared`: folder of the preparation's.
     """
 
     def __init__(self, run: str, attempt: int, folder: Path, user: JobUser | None = None) -> None:
         self.attempt = attempt
         self._name, self._folder, self._user = f"{PREFIX}{run}-{attempt:04d}.service", folder, user
-        self.files, self._prepared = folder / "process", folder / "prepare"
+        self.files, self.prepared = folder / "process", folder / "prepare"
         self._main: int | None = None
         self._is_preparing = False
         self.process_id = 0
@@ -118,7 +119,7 @@ class JobUnit:
         return (self.files / job_process.STANDBY_FILE).exists() and self.exit_code() is None
 
     def _create_folders(self) -> None:
-        self._prepared.mkdir(parents=True, exist_ok=True)
+        self.prepared.mkdir(parents=True, exist_ok=True)
         create_job_folder(self.files, self._user, 0o700)
 
     def _write(self, name: str, command: list[str], work_folder: Path, variables: Mapping[str, str]) -> None:
@@ -128,7 +129,7 @@ class JobUnit:
         create_job_file(self.files / name, content, self._user)
 
     def _launch(self, launch: Launch) -> None:
-        for folder in (self.files, self._prepared):  # of a standby, of an earlier start
+        for folder in (self.files, self.prepared):  # of a standby, of an earlier start
             (folder / job_process.EXIT_FILE).unlink(missing_ok=True)
         properties = [*PROPERTIES.items(), *(sandbox(self._user, [*launch.writable, self.files]) if self._user else [])]
         program = [sys.executable, "-I", job_process.__file__]
@@ -136,9 +137,9 @@ class JobUnit:
             properties.append(("ExecStopPost", REMOVE_CONTAINER))
         if launch.prepare:
             content = {"commands": launch.prepare, "variables": _inherited_variables()}
-            (self._prepared / job_process.PREPARE_FILE).write_text(json.dumps(content))
+            (self.prepared / job_process.PREPARE_FILE).write_text(json.dumps(content))
             # The prefix +: as root, without the restrictions of the unit (systemd.service(5)).
-            command = shlex.join([*program, job_process.PREPARE, str(self._prepared)])
+            command = shlex.join([*program, job_process.PREPARE, str(self.prepared)])
             properties += [("ExecStartPre", f"+{command}"), ("TimeoutStartSec", "infinity")]
         options = ["--quiet", "--collect", f"--unit={self._name}", "--service-type=exec"]
         options += ["--no-block"] if launch.prepare else []
@@ -173,7 +174,7 @@ class JobUnit:
         return code if code is not None or is_running else -signal.SIGKILL
 
     def _read_exit_code(self) -> int | None:
-        for folder in (self._prepared, self.files):
+        for folder in (self.prepared, self.files):
             with suppress(OSError, ValueError):
                 return int(read_job_file(folder / job_process.EXIT_FILE, limit=16))
         return None
@@ -181,7 +182,7 @@ class JobUnit:
     def output(self, limit: int = 1 << 20) -> str:
         """End of the output of the preparation and the command, `limit` bytes of each at most."""
         text = ""
-        for folder in (self._prepared, self.files):
+        for folder in (self.prepared, self.files):
             with suppress(OSError):
                 text += read_job_file(folder / job_process.LOG, limit).decode(errors="replace")
         return text

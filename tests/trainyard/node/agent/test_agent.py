@@ -116,6 +116,7 @@ def test_missing_requirement_is_reported_as_a_permanent_failure_of_the_node(node
     assert event.failures[0].message.startswith("requirements.txt of the job: ")
     assert "missing" in event.failures[0].message
     assert (event.failures[0].local_rank, event.failures[0].is_permanent) == (None, True)
+    eventually(lambda: "missing==1.0" in node.log("prepare"), "the log of the installation in S3")
 
 
 def test_logs_of_ranks_have_the_names_of_global_ranks(node: NodeWithAgent) -> None:
