@@ -26,6 +26,7 @@ def account(tree: Path) -> Iterator[dict[str, str]]:
 def ended(tree: Path, account: dict[str, str]) -> CompletedRehearsal:
     (tree / "hostile").mkdir()
     shutil.copy(Path(__file__).with_name("hostile_job.py"), tree / "hostile/hostile_job.py")
+    (tree / "hostile/requirements.txt").write_text("numpy\n")  # the node's environment has it: nothing is installed
     job = {"name": "hostile", "source": "hostile", "command": ["hostile_job.py"], "processes_per_node": 1}
     write_stack(tree, STACK, job=job, nodes=1)
     return run_rehearsal(tree, "--stack", STACK, "--backend", "nspawn", "--profile", "instant", environment=account)
