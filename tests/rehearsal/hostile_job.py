@@ -67,11 +67,6 @@ def agent_process() -> int:
     raise AssertionError("the agent does not run")
 
 
-def read_byte(file: Path) -> bytes:
-    with file.open("rb", buffering=0) as stream:
-        return stream.read(1)
-
-
 def credentials_without_token() -> Any:
     with urllib.request.urlopen(os.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"], timeout=5) as response:
         return response.read()
@@ -111,14 +106,13 @@ ATTACKS: dict[str, Attack] = {
     "change a service": lambda: Path("/etc/systemd/system/trainyard-job.service").write_text(""),
     "read the agent's state": (BASE / "runs" / RUN / "agent.json").read_text,
     "read the agent's environment": lambda: Path(f"/proc/{agent_process()}/environ").read_bytes(),
-    "read the agent's memory": lambda: read_byte(Path(f"/proc/{agent_process()}/mem")),
+    "read the agent's memory": lambda: Path(f"/proc/{agent_process()}/mem").open("rb").close(),
     "stop the agent": lambda: os.kill(agent_process(), signal.SIGKILL),
     "stop its service": lambda: run_program("systemctl", "stop", "trainyard-job.service"),
     "become root": lambda: os.setuid(0),
     "become root with sudo": lambda: run_program("sudo", "-n", "true"),
     "a user namespace": lambda: run_program("unshare", "--user", "--map-root-user", "true"),
     "change the packet filter": lambda: run_program("nft", "flush", "ruleset"),
-    "read the kernel log": lambda: read_byte(Path("/dev/kmsg")),
 }
 
 
