@@ -99,7 +99,7 @@ def _aws_buckets(scope: Scope, settings: StackSettings) -> list[str]:
     """
     buckets = [f"amazon-ssm-{scope.region}", f"{scope.region}.ec2.archive.ubuntu.com"]
     if settings.efa:
-        buckets.append("aws-efa-installer")
+        buckets += ["aws-efa-installer", "efa-installer.amazonaws.com"]
     if settings.fsx:
         buckets += ["fsx-lustre-client-repo", "fsx-lustre-client-repo-public-keys"]
     if settings.ecr_image:

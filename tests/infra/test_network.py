@@ -221,7 +221,7 @@ def test_public_buckets_are_those_from_which_the_nodes_download(
     always = {"amazon-ssm-us-east-1", "us-east-1.ec2.archive.ubuntu.com"}
     assert buckets(local) == always
     lustre = {"fsx-lustre-client-repo", "fsx-lustre-client-repo-public-keys"}
-    assert buckets(gpu) == always | lustre | {"aws-efa-installer"}
+    assert buckets(gpu) == always | lustre | {"aws-efa-installer", "efa-installer.amazonaws.com"}
     assert buckets(ecr) == always | {"prod-us-east-1-starport-layer-bucket"}
     (image,) = endpoint_statements(ecr, "ecr.api")["JobImage"]["Resource"]
     assert image == "arn:aws:ecr:us-east-1:763104351884:repository/pytorch-training"
