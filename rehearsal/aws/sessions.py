@@ -13,6 +13,7 @@ from moto.iam.models import iam_backends
 from moto.ssm.responses import SimpleSystemManagerResponse
 
 from rehearsal.aws.account_state import role_name
+from rehearsal.aws.ec2.request_paths import NoRouteError, instance_path
 from rehearsal.aws.iam.callers import role_policies
 from rehearsal.aws.iam.policies import AccessRequest, evaluate_policies
 from rehearsal.aws.moto_extension import extend
@@ -52,9 +53,15 @@ def _is_known(response: Any, target: str) -> bool:
 
 
 def _has_agent_permissions(instance: Any) -> bool:
-    """Return whether the role of the instance has the permissions of the SSM agent."""
+    """Return whether the role of the instance has the permissions of the SSM agent, in the network of the instance."""
     backend, name = instance.ec2_backend, role_name(instance)
     if name is None:
         return False
     policies = list(role_policies(iam_backends[backend.account_id][backend.partition], name))
-    return all(evaluate_policies(policies, AccessRequest(action, "*")) == "Allow" for action in _AGENT_ACTIONS)
+    try:
+        path = instance_path(instance.id, "ssm", backend.region_name)
+    except NoRouteError:
+        return False
+    context = {"aws:viaawsservice": "false", **(path.context if path else {})}
+    requests = (AccessRequest(action, "*", context) for action in _AGENT_ACTIONS)
+    return all(evaluate_policies(policies, request) == "Allow" for request in requests)

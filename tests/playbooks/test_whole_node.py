@@ -30,7 +30,7 @@ EFA_VERSION = "1.51.0"
 FSX = Fsx(dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abc", mount_point="/data/fsx")
 GPUS = Gpus(model="A100", driver="open", nvswitch=True, clocks=(1215, 1410))
 ROLES = [
-    *("preflight", "base", "lustre", "nvidia_driver", "efa", "nvme", "cuda", "container"),
+    *("preflight", "base", "lustre", "nvidia_driver", "efa", "nvme", "cuda", "job_user", "container"),
     *("pytorch", "job", "refresh"),
 ]
 # Kernel state and devices at each boot: nouveau is loaded until it is blacklisted, as on a stock image; huge pages are
@@ -178,7 +178,7 @@ def test_roles_that_need_the_driver_do_not_run_before_it_is_loaded(cluster: Boot
 
 
 def test_the_agent_is_not_started_before_all_modules_are_loaded(cluster: BootedCluster, full_node: str) -> None:
-    assert executed_roles(task_events(cluster, full_node, "0002")) == ROLES[:8]
+    assert executed_roles(task_events(cluster, full_node, "0002")) == ROLES[:9]
 
 
 def test_all_roles_run_in_order(cluster: BootedCluster, full_node: str) -> None:

@@ -97,7 +97,11 @@ def start_account(tree: Path, *options: str) -> Iterator[dict[str, str]]:
 
 def clean_environment() -> dict[str, str]:
     """Return the environment without variables of AWS and of a `make` that runs the tests."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MAKE", "MFLAGS"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "MAKE", "MFLAGS", "REHEARSAL_"))
+    }
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ class CheckedRehearsal(RehearsalProcess):
 
     def stop_check_process(self) -> bool:
         """Stop a process of the check, once its status file shows that it starts torch. Returns success."""
-        if not any(self.root(self.hung).glob("opt/trainyard/runs/*/check-0001/process-0.json")):
+        if not any(self.root(self.hung).glob("opt/trainyard/runs/*/check-0001/reports/process-0.json")):
             return False
         for process in find_processes(self.folder, self.root(self.hung)):
             is_rank = is_alive(process) and "RANK" in environment(process)

@@ -64,8 +64,12 @@ class Bucket:
     def __init__(self, name: str, region: str, owner: str | None = None) -> None:
         self.name = name
         self._owner = {"ExpectedBucketOwner": owner} if owner else {}
-        self._bucket = {"Bucket": name, **self._owner}
         self._s3 = client("s3", region)
+
+    @property
+    def _bucket(self) -> dict[str, str]:
+        """Parameters of a request that name the bucket."""
+        return {"Bucket": self.name, **self._owner}
 
     def exists(self) -> bool:
         """Return whether the bucket exists."""

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from trainyard.node.identity import ROOT
 
-JOB_USER = "trainyard-job"  # the role `job` creates it
+JOB_USER = "trainyard-job"  # the role `job_user` creates it
 _DELETED = " (deleted)"  # proc(5), /proc/pid/fd: the file was replaced after it was opened
 _ATTEMPTS = 3
 _MAXIMUM_BYTES = 8 << 20
@@ -38,7 +38,9 @@ def find_job_user() -> JobUser | None:
     try:
         entry = pwd.getpwnam(JOB_USER)
     except KeyError:
-        raise LookupError(f"the user {JOB_USER} does not exist: the role `job` of the playbook creates it") from None
+        raise LookupError(
+            f"the user {JOB_USER} does not exist: the role `job_user` of the playbook creates it"
+        ) from None
     return JobUser(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 

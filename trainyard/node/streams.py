@@ -17,6 +17,8 @@ from trainyard.node.job_user import open_job_file
 
 FLUSH_SECONDS = 2.0
 CHUNK_BYTES = 4 << 20
+# A job may write faster than S3 accepts: one call reads so many chunks, and none while as many bytes wait for S3.
+FORWARD_CHUNKS, BACKLOG_BYTES = 8, 64 << 20
 OFFSET = "offset"  # metadata of a chunk from a file
 CLOSE_SECONDS = 120.0  # a writer that closes survives an S3 outage of this length
 # A new role may not be known everywhere yet; a deleted role stays deleted.
@@ -40,6 +42,7 @@ class ChunkWriter:
         self._seq = len(keys)
         self.offset = int(bucket.metadata(keys[-1]).get(OFFSET, 0)) if keys else 0
         self._lines: list[bytes] = []
+        self.backlog = 0  # bytes that are not written yet
         self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._closing, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"chunks {prefix}", daemon=True)
@@ -52,7 +55,9 @@ class ChunkWriter:
     def write_lines(self, lines: Iterable[bytes], offset: int) -> None:
         """Add lines to the next chunk. `offset`: end of the last of them in their file."""
         with self._lock:
-            self._lines += [line.rstrip(b"\n") + b"\n" for line in lines]
+            added = [line.rstrip(b"\n") + b"\n" for line in lines]
+            self._lines += added
+            self.backlog += sum(map(len, added))
             self.offset = offset
 
     def write_event(self, event: StrictModel) -> None:
@@ -66,8 +71,9 @@ class ChunkWriter:
                 lines, self._lines, offset = self._lines, [], self.offset
             if not lines:
                 return
+            content = b"".join(lines)
             try:
-                self._bucket.write(chunk_key(self._prefix, self._seq), b"".join(lines), {OFFSET: str(offset)})
+                self._bucket.write(chunk_key(self._prefix, self._seq), content, {OFFSET: str(offset)})
                 if self._latest is not None:
                     self._bucket.write(self._latest, lines[-1])
             except Exception:
@@ -75,6 +81,8 @@ class ChunkWriter:
                     self._lines = lines + self._lines
                 raise
             self._seq += 1
+            with self._lock:
+                self.backlog -= len(content)
 
     def try_flush(self) -> None:
         """Write all lines to S3 now; log an error of S3 and keep the lines for the next flush."""
@@ -148,7 +156,9 @@ class FileTail:
             return
         with stream:
             stream.seek(self._writer.offset)
-            while block := stream.read(CHUNK_BYTES):
+            for _ in range(FORWARD_CHUNKS):
+                if self._writer.backlog > BACKLOG_BYTES or not (block := stream.read(CHUNK_BYTES)):
+                    break
                 full = len(block) == CHUNK_BYTES
                 # A progress bar ends its lines with a carriage return. A full block without a line end is one line.
                 end = len(block) if final and not full else last_line_end(block) or (len(block) if full else 0)

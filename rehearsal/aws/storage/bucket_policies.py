@@ -1,5 +1,6 @@
 """Bucket policies with conditions: moto 5.2.5 applies a Deny statement even if its conditions do not match."""
 
+from contextlib import suppress
 from typing import Any
 
 from moto.iam.access_control import PermissionResult
@@ -7,6 +8,7 @@ from moto.s3.models import FakeBucket
 
 from rehearsal.aws.iam.callers import CALLER, principal_context
 from rehearsal.aws.iam.policies import AccessRequest, Principal, account_principals, evaluate_policies
+from rehearsal.aws.iam.required_actions_s3 import s3_action
 from rehearsal.aws.moto_extension import extend
 from rehearsal.aws.process import ACCOUNT
 
@@ -21,6 +23,9 @@ def install() -> None:
 
     def get_permission(self: Any, action: str, resource: str) -> Any:
         caller = CALLER.get()
+        # moto passes the operation: HeadObject, for example, requires s3:GetObject.
+        with suppress(KeyError):
+            action = s3_action(action.removeprefix("s3:"))
         request = AccessRequest(action, resource, caller.context if caller else _ROOT_CONTEXT)
         # DeleteObjects reports a denial per key.
         if caller is not None and caller.call.operation == "DeleteObjects" and not caller.is_allowed(request):

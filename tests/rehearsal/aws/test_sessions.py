@@ -15,8 +15,8 @@ TRUST = {
 }
 
 
-def launch(client: Client, network: Network, name: str, actions: tuple[str, ...] | None) -> str:
-    """Launch an instance whose role has these permissions; None: without a role."""
+def launch(client: Client, network: Network, name: str, actions: tuple[str, ...] | None, **options: str) -> str:
+    """Launch an instance in the default VPC, whose role has these permissions; None: without a role."""
     profile: dict[str, Any] = {}
     if actions is not None:
         iam = client("iam")
@@ -27,7 +27,7 @@ def launch(client: Client, network: Network, name: str, actions: tuple[str, ...]
         iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
         profile = {"IamInstanceProfile": {"Name": name}}
     response = client("ec2").run_instances(
-        ImageId=network.image, InstanceType="t3.medium", SubnetId=network.subnet, MinCount=1, MaxCount=1, **profile
+        ImageId=network.image, InstanceType="t3.medium", MinCount=1, MaxCount=1, **profile, **options
     )
     return str(response["Instances"][0]["InstanceId"])
 
@@ -65,3 +65,8 @@ def test_unknown_and_terminated_instances_are_not_connected(client: Client, netw
 def test_unknown_document_is_refused(client: Client, network: Network, name: str) -> None:
     instance = launch(client, network, name, AGENT)
     assert error_code(client, Target=instance, DocumentName="AWS-StartNothing") == "InvalidDocument"
+
+
+def test_instance_without_a_route_to_the_service_is_not_connected(client: Client, network: Network, name: str) -> None:
+    instance = launch(client, network, name, AGENT, SubnetId=network.subnet)
+    assert error_code(client, Target=instance) == "TargetNotConnected"

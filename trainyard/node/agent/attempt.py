@@ -3,8 +3,10 @@
 import hashlib
 import io
 import os
+import re
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -55,6 +57,8 @@ from trainyard.node.watchdog import report_progress
 LIFECYCLE_HEARTBEAT_SECONDS = 60.0
 # Below the folder of an attempt: the request for a checkpoint, a copy of the job's sources, a link to its environment.
 REQUEST, WORK, VENV = "requests/checkpoint", "work", "venv"
+# Variables that change programs, or the client of Docker, before the container starts.
+_CLIENT_VARIABLE = re.compile(r"(PATH|ENV|LD_|DOCKER_|GCONV_|TRAINYARD_CONTAINER)")
 PROGRESS_BYTES = 1 << 16  # longest progress file
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It can complete no checkpoint that needs its peers.
@@ -123,9 +127,19 @@ def _local_rank(process: int) -> int | None:
     return int(folder.name) if folder.name.isdigit() else None
 
 
+def secure_memory() -> None:
+    """Create the folder for copies in host memory. Any user can create files in its parent: a job's is moved away."""
+    with suppress(FileNotFoundError):
+        status = MEMORY.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            MEMORY.rename(MEMORY.with_name(f"{MEMORY.name}.{time.time_ns()}"))
+    MEMORY.mkdir(parents=True, exist_ok=True)
+
+
 def delete_memory(current: str | None = None) -> None:
     """Delete the copies in host memory of all runs except the current one."""
-    for folder in MEMORY.iterdir() if MEMORY.exists() else ():
+    secure_memory()
+    for folder in MEMORY.iterdir():
         if folder.name != current:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -223,6 +237,8 @@ class AttemptTorchrun(Torchrun):
         if run.job.model_uri is not None and model is not None and not run.job.reads_hub:
             prepare.append([sys.executable, model_program.__file__, run.job.model_uri, model, node.region])
         variables = self._variables(self.number) | read_secrets(run.job.secrets, node.region)
+        if self._image is not None:  # root runs the client of the container with these variables
+            variables = {name: value for name, value in variables.items() if not _CLIENT_VARIABLE.match(name)}
         launch = Launch(writable, prepare, in_container=self._image is not None)
         self._unit.start(in_container(self._image, command, writable), folder, variables, launch)
 
@@ -238,6 +254,7 @@ class AttemptTorchrun(Torchrun):
 
     def _create_folders(self, folder: Path) -> list[Path]:
         """Create the folders of an attempt that the job may write, and return them."""
+        secure_memory()
         memory = MEMORY / self._run.run
         folders = [folder / name for name in ("logs", "metrics", "requests")]
         folders += [cache_folder(), home_folder(), memory]

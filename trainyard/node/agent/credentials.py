@@ -31,6 +31,8 @@ PORT = 7444 if Path("/") == ROOT else 0
 SESSION_SECONDS = 3600
 # SDKs renew their credentials up to 15 minutes before these expire: a session is not passed on after half of its time.
 RENEW_SECONDS = SESSION_SECONDS / 2
+EXPIRY_MARGIN_SECONDS = 120
+REQUEST_SECONDS, MAXIMUM_CONNECTIONS = 5, 64  # of the endpoint: a job may open any number of connections
 MAXIMUM_POLICY_CHARACTERS = 2048  # https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
 LOG = logging.getLogger("agent.credentials")
 
@@ -88,8 +90,15 @@ class JobCredentials:
     def get(self) -> dict[str, str]:
         """Return AccessKeyId, SecretAccessKey, Token and Expiration (ISO 8601, UTC). Raises the error of STS."""
         with self._lock:
-            if time.monotonic() > self._renewed_at + RENEW_SECONDS:
-                session = self._sts.assume_role(**self._request)["Credentials"]
+            age = time.monotonic() - self._renewed_at
+            if age > RENEW_SECONDS:
+                try:
+                    session = self._sts.assume_role(**self._request)["Credentials"]
+                except Exception as error:
+                    if age > SESSION_SECONDS - EXPIRY_MARGIN_SECONDS:
+                        raise
+                    LOG.warning("the credentials of the job are not renewed: %s: %s", type(error).__name__, error)
+                    return self._current
                 self._current = {
                     "AccessKeyId": session["AccessKeyId"],
                     "SecretAccessKey": session["SecretAccessKey"],
@@ -108,8 +117,7 @@ class CredentialsServer:
 
     def __init__(self, credentials: JobCredentials, port: int = 0, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)
-        self._server = ThreadingHTTPServer((ADDRESS, port), _handler(credentials, self.token))
-        self._server.daemon_threads = True
+        self._server = _Server((ADDRESS, port), _handler(credentials, self.token))
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="credentials", daemon=True)
         self._thread.start()
@@ -127,8 +135,32 @@ class CredentialsServer:
         self._thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    """A server that closes connections above MAXIMUM_CONNECTIONS."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._connections = threading.BoundedSemaphore(MAXIMUM_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+
 def _handler(credentials: JobCredentials, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_SECONDS
+
         def do_GET(self) -> None:
             authorization = self.headers.get("Authorization", "")
             if self.path != PATH or not secrets.compare_digest(authorization.encode(), token.encode()):

@@ -22,7 +22,14 @@ from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import HealthCheckRequest, RunRecord
 from trainyard.node.agent.health_check_files import read_logs, read_reports
 from trainyard.node.agent.job_process import LOG
-from trainyard.node.agent.processes import Torchrun, child_processes, home_variables, in_container, job_python
+from trainyard.node.agent.processes import (
+    Torchrun,
+    child_processes,
+    home_folder,
+    home_variables,
+    in_container,
+    job_python,
+)
 from trainyard.node.agent.torchrun import network_variables, torchrun_command
 from trainyard.node.controller.failure_analysis import is_caused_by_peer
 from trainyard.node.health_check import stages
@@ -67,7 +74,8 @@ class HealthCheckTorchrun(Torchrun):
             user=user,
         )
         self.reports = folder / "reports"
-        create_job_folder(self.reports, user)
+        for each in (self.reports, home_folder()):
+            create_job_folder(each, user)
         arguments = ["--folder", str(self.reports), "--instance", node.instance, "--first-node", request.nodes[0]]
         arguments += ["--timeout-seconds", f"{self._timeout_seconds:g}"]
         command = torchrun_command(
@@ -93,7 +101,7 @@ class HealthCheckTorchrun(Torchrun):
         unprivileged = None if image else user
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                in_container(image, command, (self._logs, self.reports)),
+                in_container(image, command, (self._logs, self.reports, home_folder())),
                 cwd=node.bundle,
                 env=os.environ | variables | health_check_variables | home_variables(user),
                 stdout=log,

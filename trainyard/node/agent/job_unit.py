@@ -78,8 +78,8 @@ class Launch:
 class JobUnit:
     """The unit of one attempt. `process_id`: main process; 0 before it has started and after it has ended.
 
-    `folder`: that of the attempt's files. `user`: of the processes in the unit; None: that of the agent. `files`: folder
-    of the command's files, `prepared`: folder of the preparation's.
+    `folder`: that of the attempt's files. `user`: of the processes in the unit; None: that of the agent. `files`: the
+    folder with the files of the command. `prepared`: the folder with those of the preparation.
     """
 
     def __init__(self, run: str, attempt: int, folder: Path, user: JobUser | None = None) -> None:

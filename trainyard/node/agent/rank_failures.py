@@ -1,8 +1,10 @@
 """Parser for failures of ranks: torchrun's final report and the stderr of the ranks."""
 
+import os
 import re
 import signal
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 from trainyard.models.events import RankFailure
@@ -11,6 +13,8 @@ from trainyard.node.job_user import read_job_file
 _TRACEBACK_BYTES = 6000
 # C++ threads and other libraries may write after the traceback, such as the stack of each thread of an abort.
 _SEARCHED_BYTES = 256 * 1024
+_REPORT_CHARACTERS = 32 * 1024
+_SEARCHED_FOLDERS = 100  # torchrun creates one
 # Signals of C++ threads that may follow when an exception has ended the interpreter: the exception is the cause.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch adds it to each line of an uncaught exception
@@ -25,13 +29,17 @@ def rank_log_folders(logs: Path, processes: int) -> dict[int, Path]:
 
     Folders of more than `processes` ranks are ignored: the job may create any number.
     """
-    names = {str(rank): rank for rank in range(processes)}
-    return {names[folder.name]: folder for folder in logs.glob("*/attempt_0/*") if folder.name in names}
+    folders = {}
+    with os.scandir(logs) as runs:
+        for run in islice(runs, _SEARCHED_FOLDERS):
+            ranks = ((rank, Path(run.path) / "attempt_0" / str(rank)) for rank in range(processes))
+            folders.update({rank: folder for rank, folder in ranks if folder.is_dir()})
+    return folders
 
 
 _FAILURE = re.compile(
-    r"time\s*:\s*(?P<time>\S+)\s*\n.*?rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*\n"
-    r".*?exitcode\s*:\s*(?P<exitcode>-?\d+)",
+    r"time\s*:\s*(?P<time>\S+)\s*\n.*?rank\s*:\s*(?P<rank>\d{1,9}) \(local_rank: (?P<local>\d{1,9})\)\s*\n"
+    r".*?exitcode\s*:\s*(?P<exitcode>-?\d{1,9})",
     re.DOTALL,
 )
 
@@ -43,7 +51,7 @@ def parse_failures(report: str, logs: Path, noticed_at: float, processes: int) -
     """
     folders = rank_log_folders(logs, processes)
     failures: dict[int, RankFailure] = {}
-    for match in _FAILURE.finditer(report):
+    for match in _FAILURE.finditer(report[-_REPORT_CHARACTERS:]):  # the search is quadratic
         rank, local, exitcode = int(match["rank"]), int(match["local"]), int(match["exitcode"])
         file = folders[local] / "stderr.log" if local in folders else logs / "missing"
         tail = _RANK.sub("", _tail(file))
@@ -94,7 +102,7 @@ def _time_of_failure(reported: str, stderr: Path, noticed_at: float) -> float:
     """Time of the rank's last line on stderr, if torchrun noticed its exit then: its report has whole seconds only."""
     try:
         seconds = datetime.strptime(reported, "%Y-%m-%d_%H:%M:%S").timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return noticed_at
     written = stderr.stat().st_mtime if stderr.exists() else 0.0
     return written if abs(seconds - written) <= _NOTICE_SECONDS else seconds

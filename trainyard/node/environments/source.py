@@ -47,7 +47,9 @@ _PERMANENT = re.compile(
 
 def satisfies(python: Path, requirements: Path) -> bool:
     """Whether the environment of `python` satisfies the requirements: uv would install nothing. Works offline."""
-    command = [*UV, "pip", "install", "--offline", "--no-index", "--dry-run", "--python", str(python), "-r"]
+    # As the user of the job: for the metadata of a package in the job's sources uv runs the code of its build.
+    command = [*_as_user(find_job_user()), *UV, "pip", "install", "--offline", "--no-index", "--dry-run"]
+    command += ["--python", str(python), "-r"]
     result = subprocess.run([*command, str(requirements)], capture_output=True, text=True, check=False)
     return result.returncode == 0 and "Would make no changes" in result.stderr
 
@@ -83,7 +85,7 @@ def install_lock(python: Path, lock: RequirementsLock, uri: str) -> Path:
             file.unlink()
             raise BootstrapError(f"{wheel.file} has SHA-256 {digest}, but the lock has {wheel.sha256}")
         wheels.append(str(file))
-    return create_environment(python, lock.model_dump_json(), ["--no-index", "--no-deps", *wheels], None)
+    return create_environment(python, lock.model_dump_json(), ["--no-index", "--no-deps", *wheels])
 
 
 def install_requirements(python: Path, requirements: Path, index: str | None) -> Path:
@@ -91,15 +93,17 @@ def install_requirements(python: Path, requirements: Path, index: str | None) ->
     if satisfies(python, requirements):
         return python
     options = [*index_options(index), "-r", str(requirements)]
-    return create_environment(python, requirements.read_text(), options, find_job_user())
+    return create_environment(python, requirements.read_text(), options)
 
 
-def create_environment(python: Path, content: str, options: Sequence[str], user: JobUser | None) -> Path:
+def create_environment(python: Path, content: str, options: Sequence[str]) -> Path:
     """Python of an environment that extends that of `python` by the packages of uv's `options`.
 
-    It is created once for this `content`, atomically. `user`: who installs the packages; None: this user. Raises
-    BootstrapError with the last lines of uv's output.
+    It is created once for this `content`, atomically. The user of the job installs the packages, because builds, and
+    the compilation to byte code in an environment with .pth files, run their code. Raises BootstrapError with the last
+    lines of uv's output.
     """
+    user = find_job_user()
     packages = _packages(python)
     identity = hashlib.sha256(f"{packages.resolve()}\n{content}".encode()).hexdigest()[:16]
     folder = BASE / "job" / f"environment-{identity}"

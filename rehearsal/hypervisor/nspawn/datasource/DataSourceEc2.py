@@ -13,7 +13,7 @@ from cloudinit import sources
 from cloudinit.sources import DataSourceEc2 as ec2
 
 ec2.identify_platform = lambda: ec2.CloudNames.AWS
-# If this module has none for a stage, cloud-init uses those of its own module.
+# If this module has none for a stage, cloud-init uses those of the module that it replaces.
 ec2.datasources = [(ec2.DataSourceEc2, (sources.DEP_FILESYSTEM, sources.DEP_NETWORK))]
 
 

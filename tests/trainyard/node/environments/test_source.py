@@ -70,7 +70,10 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(
+        source_program, "find_job_user", lambda: None
+    )  # packages are installed as the user of the tests
     (tmp_path / "wheels").mkdir()
     return Node(tmp_path)
 

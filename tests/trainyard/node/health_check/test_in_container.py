@@ -65,7 +65,8 @@ def test_health_check_uses_python_and_plugin_of_the_image(
     (started,) = read_commands(command_file)
     *options, image = started.partition(" python -m torch.distributed.run ")[0].split()[1:]
     folder = health_check.reports.parent
-    assert (options, image) == ([f"--writable={folder}/logs", f"--writable={folder}/reports"], IMAGE)
+    writable = (folder / "logs", folder / "reports", processes.home_folder())
+    assert (options, image) == ([f"--writable={each}" for each in writable], IMAGE)
     assert " -m trainyard.node.health_check " in started
     assert not started.endswith(" ofi")
 
