@@ -88,7 +88,7 @@ def test_up_fails_with_the_message_of_the_api(aws: EmulatedAws, account: Emulate
     security = tree / "infra/components/security.py"
     security.write_text(security.read_text().replace('cidr_ipv4="0.0.0.0/0"', 'cidr_ipv4="300.0.0.0/0"'))
     with pytest.raises(
-        UpError, match=r"SecurityGroupEgressRule security-nodes-to-internet: AuthorizeSecurityGroupEgress: "
+        UpError, match=r"SecurityGroupEgressRule security-(nodes|head)-to-internet: AuthorizeSecurityGroupEgress: "
     ) as failed:
         Deploy(tree)("refused", account, "local")
     destroy(failed.value.deployment)
