@@ -47,14 +47,13 @@ def create_boundary(inputs: Inputs, storage: Storage) -> Boundary | None:
     settings = inputs.settings
     if settings.identity.permissions_boundary:
         return None
-    wheels = settings.node.s3_wheels
     return Boundary(
         "boundary",
         BoundaryArgs(
             scope=inputs.scope,
             bucket_arns=[storage.data.arn, storage.staging.arn],
             key_arns=[storage.key.arn, *sorted(set(settings.job.kms_keys))],
-            sources=[*settings.job.s3_sources.values(), *([wheels] if wheels else [])],
+            sources=settings.other_bucket_prefixes,
             secrets=list(settings.job.secrets.values()),
             image=settings.ecr_image,
         ),

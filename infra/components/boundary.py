@@ -7,17 +7,15 @@ https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.statements import Statement, allow, policy_document
 from infra.scope import Scope
 from trainyard.aws import tags
 from trainyard.aws.ecr import EcrImage
 from trainyard.models.layout import split_s3_uri
-
-Statement = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +46,7 @@ class Boundary(pulumi.ComponentResource):
             name,
             path=scope.iam_path,
             description=f"Trainyard stack {scope.stack}: permissions boundary of its roles",
-            policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": _statements(args)}),
+            policy=policy_document(*_statements(args)),
             tags=scope.tags("boundary"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -62,34 +60,34 @@ def _statements(args: BoundaryArgs) -> list[Statement]:
     tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
     regional = f"{scope.region}:{scope.account}"
     statements = [
-        _allow("Buckets", ["s3:*"], [*args.bucket_arns, *objects]),
-        _allow("Keys", ["kms:Decrypt", "kms:GenerateDataKey"], args.key_arns),
-        _allow("Describe", ["autoscaling:Describe*", "ec2:Describe*"], ["*"]),
-        _allow("Groups", ["autoscaling:*"], [f"arn:{scope.partition}:autoscaling:{regional}:*"], Condition=tagged),
-        _allow(
+        allow("Buckets", ["s3:*"], [*args.bucket_arns, *objects]),
+        allow("Keys", ["kms:Decrypt", "kms:GenerateDataKey"], args.key_arns),
+        allow("Describe", ["autoscaling:Describe*", "ec2:Describe*"], ["*"]),
+        allow("Groups", ["autoscaling:*"], [f"arn:{scope.partition}:autoscaling:{regional}:*"], Condition=tagged),
+        allow(
             "Reservations",
             ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"],
             [f"arn:{scope.partition}:ec2:{regional}:capacity-reservation/*"],
             Condition=tagged,
         ),
-        _allow("Sessions", ["ssm:UpdateInstanceInformation", "ssmmessages:*"], ["*"]),
-        _allow(
+        allow("Sessions", ["ssm:UpdateInstanceInformation", "ssmmessages:*"], ["*"]),
+        allow(
             "Logs",
             ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
             [f"arn:{scope.partition}:logs:{regional}:log-group:*"],
         ),
-        _allow("StackRoles", ["sts:AssumeRole"], [f"arn:{scope.partition}:iam::{scope.account}:role{scope.iam_path}*"]),
+        allow("StackRoles", ["sts:AssumeRole"], [f"arn:{scope.partition}:iam::{scope.account}:role{scope.iam_path}*"]),
         *_sources(args),
     ]
     if args.secrets:
         names = sorted({name.lstrip("/") for name in args.secrets})
         parameters = [f"arn:{scope.partition}:ssm:{regional}:parameter/{name}" for name in names]
-        statements.append(_allow("Secrets", ["ssm:GetParameter", "ssm:GetParameters"], parameters))
+        statements.append(allow("Secrets", ["ssm:GetParameter", "ssm:GetParameters"], parameters))
     if args.image is not None:
-        image = args.image
-        repository = f"arn:{scope.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
-        statements.append(_allow("RegistryToken", ["ecr:GetAuthorizationToken"], ["*"]))
-        statements.append(_allow("JobImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], [repository]))
+        statements.append(allow("RegistryToken", ["ecr:GetAuthorizationToken"], ["*"]))
+        statements.append(
+            allow("JobImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], [args.image.arn(scope.partition)])
+        )
     return statements
 
 
@@ -97,8 +95,4 @@ def _sources(args: BoundaryArgs) -> list[Statement]:
     """Return the statement for the buckets of `sources`: all of their keys, which the roles limit to prefixes."""
     buckets = sorted({split_s3_uri(uri)[0] for uri in args.sources})
     arns = [f"arn:{args.scope.partition}:s3:::{bucket}{suffix}" for bucket in buckets for suffix in ("", "/*")]
-    return [_allow("Sources", ["s3:GetObject", "s3:ListBucket"], arns)] if arns else []
-
-
-def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **elements: Any) -> Statement:
-    return {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources), **elements}
+    return [allow("Sources", ["s3:GetObject", "s3:ListBucket"], arns)] if arns else []

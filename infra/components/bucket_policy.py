@@ -1,21 +1,15 @@
 """Statements of bucket policies. All deny: the roles of the nodes have the permissions."""
 
-from typing import Any
-
 import pulumi
 
+from infra.components.statements import Statement
 from infra.scope import Scope
 from trainyard.models.layout import EXPORTS
 
 _WRITES = ["s3:PutObject", "s3:PutObjectTagging", "s3:DeleteObject", "s3:DeleteObjectVersion"]
 
 
-def policy_document(*statements: dict[str, Any]) -> pulumi.Output[str]:
-    """Return the policy with these statements as JSON."""
-    return pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": list(statements)})
-
-
-def require_tls(bucket_arn: pulumi.Input[str]) -> dict[str, Any]:
+def require_tls(bucket_arn: pulumi.Input[str]) -> Statement:
     """Return the statement that denies requests without TLS."""
     return {
         "Sid": "RequireTls",
@@ -27,7 +21,7 @@ def require_tls(bucket_arn: pulumi.Input[str]) -> dict[str, Any]:
     }
 
 
-def limit_fsx_exports(bucket_arn: pulumi.Input[str], scope: Scope) -> dict[str, Any]:
+def limit_fsx_exports(bucket_arn: pulumi.Input[str], scope: Scope) -> Statement:
     """Return the statement by which FSx for Lustre writes and deletes below `exports/` only.
 
     An association without an export policy is not enough: root on a node exports any file below a linked path with

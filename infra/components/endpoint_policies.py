@@ -10,12 +10,13 @@ from typing import Any
 
 import pulumi
 
+from infra.components.statements import Statement, allow, policy_document
 from infra.scope import Scope
 from trainyard.aws.ecr import EcrImage
 from trainyard.config.settings import StackSettings
 from trainyard.models.layout import split_s3_uri
 
-Statement = dict[str, Any]
+_ANYONE = {"Principal": "*"}  # as the policy of a gateway endpoint must have it; conditions limit it
 _ECR_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
 
 
@@ -41,7 +42,7 @@ class EndpointPolicies:
             statements = self._ecr()
         else:
             statements = [self._own_account("OwnAccount", ["*"], ["*"])]
-        return pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements})
+        return policy_document(*statements)
 
     def _s3(self) -> list[Statement]:
         objects = [pulumi.Output.concat(arn, "/*") for arn in self.stack_buckets]
@@ -56,35 +57,32 @@ class EndpointPolicies:
             statements.append(self._own_account("Sources", ["s3:GetObject", "s3:ListBucket"], arns))
         # Their requests are unsigned, or signed by AWS.
         public = [f"{self._bucket(bucket)}/*" for bucket in self.public_buckets]
-        statements.append(_allow("PublicBuckets", ["s3:GetObject"], public))
+        statements.append(allow("PublicBuckets", ["s3:GetObject"], public, **_ANYONE))
         return statements
 
     def _ecr(self) -> list[Statement]:
         assert self.image is not None
-        image = self.image
-        repository = f"arn:{self.scope.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
         return [
             self._own_account("RegistryToken", ["ecr:GetAuthorizationToken"], ["*"]),
-            self._own_account("JobImage", list(_ECR_ACTIONS), [repository]),
+            self._own_account("JobImage", _ECR_ACTIONS, [self.image.arn(self.scope.partition)]),
         ]
 
     def _bucket(self, name: str) -> str:
         return f"arn:{self.scope.partition}:s3:::{name}"
 
-    def _own_account(self, sid: str, actions: list[str], resources: list[Any]) -> Statement:
+    def _own_account(self, sid: str, actions: Sequence[str], resources: list[Any]) -> Statement:
         condition = {"StringEquals": {"aws:PrincipalAccount": self.scope.account}}
-        return {**_allow(sid, actions, resources), "Condition": condition}
+        return allow(sid, actions, resources, **_ANYONE, Condition=condition)
 
 
 def endpoint_policies(
     scope: Scope, settings: StackSettings, stack_buckets: Sequence[pulumi.Input[str]]
 ) -> EndpointPolicies:
     """Return the policies of a stack's endpoints."""
-    wheels = settings.node.s3_wheels
     return EndpointPolicies(
         scope=scope,
         stack_buckets=stack_buckets,
-        sources=[*settings.job.s3_sources.values(), *([wheels] if wheels else [])],
+        sources=settings.other_bucket_prefixes,
         public_buckets=[*_aws_buckets(scope, settings), *settings.network.readable_buckets],
         image=settings.ecr_image,
     )
@@ -105,8 +103,3 @@ def _aws_buckets(scope: Scope, settings: StackSettings) -> list[str]:
     if settings.ecr_image:
         buckets.append(f"prod-{settings.ecr_image.region}-starport-layer-bucket")
     return buckets
-
-
-def _allow(sid: str, actions: list[str], resources: list[Any]) -> Statement:
-    # The principal of a gateway endpoint's policy must be *; conditions limit it.
-    return {"Sid": sid, "Effect": "Allow", "Principal": "*", "Action": actions, "Resource": resources}

@@ -6,6 +6,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.identity import service_role
+from infra.components.statements import allow
 from infra.scope import Scope
 
 _AGGREGATION_SECONDS = 600
@@ -40,7 +41,7 @@ class FlowLogs(pulumi.ComponentResource):
             "flow-logs",
             args.scope,
             "vpc-flow-logs",
-            [{"Sid": "Write", "Effect": "Allow", "Action": write, "Resource": [pulumi.Output.concat(group.arn, ":*")]}],
+            [allow("Write", write, [pulumi.Output.concat(group.arn, ":*")])],
             parent,
         )
         aws.ec2.FlowLog(

@@ -7,6 +7,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.children import child_options
+from infra.components.statements import policy_document
 from infra.scope import Scope
 from trainyard.aws import tags
 
@@ -65,7 +66,7 @@ class Guardrails(pulumi.ComponentResource):
         policy = aws.sns.TopicPolicy(
             f"{self._name_prefix}-notifications",
             arn=topic.arn,
-            policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [publish]}),
+            policy=policy_document(publish),
             opts=child_options(self, "notifications"),
         )
         if args.email is not None:

@@ -9,13 +9,13 @@ import pulumi_aws as aws
 
 from infra.components.children import child_options
 from infra.components.perimeter import Perimeter
+from infra.components.statements import Statement, allow, policy_document
 from infra.policy.unscoped import UNSCOPED
 from infra.scope import Scope
 from trainyard.aws import tags
 from trainyard.aws.ecr import EcrImage
 from trainyard.models import layout
 
-Statement = dict[str, Any]
 # Objects that the controller writes, that agents read, and that agents write: trainyard.models.layout.
 _CONTROLLER_KEYS = (
     *(f"runs/*/{name}" for name in ("control.json", "outcome.json", "health_check.json")),
@@ -111,7 +111,7 @@ def create_role(name: str, user: str, scope: Scope, trust: Statement, opts: pulu
     return aws.iam.Role(
         name,
         path=scope.iam_path,
-        assume_role_policy=pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [trust]}),
+        assume_role_policy=policy_document(trust),
         description=f"Trainyard stack {scope.stack}: {user}",
         permissions_boundary=scope.boundary,
         tags=scope.tags(f"{user}-role"),
@@ -123,8 +123,7 @@ def create_role_policy(
     name: str, role: aws.iam.Role, statements: list[Statement], opts: pulumi.ResourceOptions
 ) -> aws.iam.RolePolicy:
     """Create the inline policy of a role."""
-    policy = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": statements})
-    return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=opts)
+    return aws.iam.RolePolicy(name, role=role.name, policy=policy_document(*statements), opts=opts)
 
 
 def _within_network(args: IdentityArgs, statements: list[Statement]) -> list[Statement]:
@@ -132,13 +131,9 @@ def _within_network(args: IdentityArgs, statements: list[Statement]) -> list[Sta
     return statements if args.perimeter is None else [*statements, args.perimeter.deny_outside()]
 
 
-def _allow(sid: str, actions: Sequence[str], resources: Sequence[Any], **elements: Any) -> Statement:
-    return {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources), **elements}
-
-
 def _unscoped(sid: str, *actions: str) -> Statement:
     assert all(action in UNSCOPED for action in actions), f"{actions}: add the reason to UNSCOPED"
-    return _allow(sid, actions, ["*"])
+    return allow(sid, actions, ["*"])
 
 
 def _objects(bucket_arn: pulumi.Input[str], *keys: str) -> list[pulumi.Output[str]]:
@@ -155,7 +150,7 @@ def _sessions() -> Statement:
 
 def _list(args: IdentityArgs) -> Statement:
     # No condition on s3:prefix: with one, S3 returns 403 instead of 404 for a missing key.
-    return _allow("List", ["s3:ListBucket"], [args.data_bucket_arn, args.staging_bucket_arn])
+    return allow("List", ["s3:ListBucket"], [args.data_bucket_arn, args.staging_bucket_arn])
 
 
 def _stack_groups(args: IdentityArgs, sid: str, *actions: str, **conditions: Any) -> Statement:
@@ -163,7 +158,7 @@ def _stack_groups(args: IdentityArgs, sid: str, *actions: str, **conditions: Any
     scope = args.scope
     groups = f"arn:{scope.partition}:autoscaling:{scope.region}:{scope.account}:autoScalingGroup:*"
     tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
-    return _allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged | conditions)
+    return allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged | conditions)
 
 
 def _lease(args: IdentityArgs) -> Statement:
@@ -182,14 +177,14 @@ def _stack_reservations(args: IdentityArgs) -> Statement:
     reservations = f"arn:{scope.partition}:ec2:{scope.region}:{scope.account}:capacity-reservation/*"
     tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
     actions = ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"]
-    return _allow("StackReservations", actions, [reservations], Condition=tagged)
+    return allow("StackReservations", actions, [reservations], Condition=tagged)
 
 
 def _data_key(args: IdentityArgs) -> Statement:
     """Allow the data key through S3 only."""
     s3_service = f"s3.{args.scope.region}.{args.scope.dns_suffix}"
     condition = {"StringEquals": {"kms:ViaService": s3_service}}
-    return _allow("DataKey", ["kms:Decrypt", "kms:GenerateDataKey"], [args.key_arn], Condition=condition)
+    return allow("DataKey", ["kms:Decrypt", "kms:GenerateDataKey"], [args.key_arn], Condition=condition)
 
 
 def _wheels(args: IdentityArgs) -> list[Statement]:
@@ -208,8 +203,8 @@ def _read_prefix(args: IdentityArgs, sid: str, uri: str) -> list[Statement]:
     arn = f"arn:{args.scope.partition}:s3:::{bucket}"
     keys = sorted({f"{prefix}*", prefix.rstrip("/") or "*"})
     return [
-        _allow(f"List{sid}", ["s3:ListBucket"], [arn]),
-        _allow(f"Read{sid}", ["s3:GetObject"], [f"{arn}/{key}" for key in keys]),
+        allow(f"List{sid}", ["s3:ListBucket"], [arn]),
+        allow(f"Read{sid}", ["s3:GetObject"], [f"{arn}/{key}" for key in keys]),
     ]
 
 
@@ -221,7 +216,7 @@ def _sources(args: IdentityArgs) -> list[Statement]:
     if keys:
         services = sorted({f"s3.{key.split(':')[3]}.{args.scope.dns_suffix}" for key in keys})
         condition = {"StringEquals": {"kms:ViaService": services}}
-        statements.append(_allow("SourceKeys", ["kms:Decrypt"], keys, Condition=condition))
+        statements.append(allow("SourceKeys", ["kms:Decrypt"], keys, Condition=condition))
     return statements
 
 
@@ -232,11 +227,9 @@ def _image(args: IdentityArgs) -> list[Statement]:
     """
     if args.image is None:
         return []
-    image = args.image
-    repository = f"arn:{args.scope.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
     return [
         _unscoped("RegistryToken", "ecr:GetAuthorizationToken"),
-        _allow("JobImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], [repository]),
+        allow("JobImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], [args.image.arn(args.scope.partition)]),
     ]
 
 
@@ -252,7 +245,7 @@ def _lock_results(args: IdentityArgs) -> list[Statement]:
         "NumericLessThanEquals": {"s3:object-lock-remaining-retention-days": str(args.lock_results_days + 1)},
     }
     results = _objects(args.data_bucket_arn, "runs/*/results/*")
-    return [_allow("LockResults", ["s3:PutObjectRetention"], results, Condition=condition)]
+    return [allow("LockResults", ["s3:PutObjectRetention"], results, Condition=condition)]
 
 
 def _head(args: IdentityArgs) -> list[Statement]:
@@ -280,10 +273,10 @@ def _head(args: IdentityArgs) -> list[Statement]:
         _sessions(),
         _list(args),
         _data_key(args),
-        _allow("ReadStaging", ["s3:GetObject"], _objects(args.staging_bucket_arn, "*")),
-        _allow("WriteHeadEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, "head/*")),
-        _allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, "runs/*", layout.REPLACED_NODES)),
-        _allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_CONTROLLER_KEYS)),
+        allow("ReadStaging", ["s3:GetObject"], _objects(args.staging_bucket_arn, "*")),
+        allow("WriteHeadEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, "head/*")),
+        allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, "runs/*", layout.REPLACED_NODES)),
+        allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_CONTROLLER_KEYS)),
         *_lock_results(args),
         *_wheels(args),
     ]
@@ -297,13 +290,13 @@ def _workers(args: IdentityArgs, job_role_arn: pulumi.Input[str]) -> list[Statem
         _sessions(),
         _list(args),
         _data_key(args),
-        _allow("ReadStaging", ["s3:GetObject"], boot_files),
-        _allow("WriteBakeEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, f"{layout.BAKE_EVENTS}*")),
+        allow("ReadStaging", ["s3:GetObject"], boot_files),
+        allow("WriteBakeEvents", ["s3:PutObject"], _objects(args.staging_bucket_arn, f"{layout.BAKE_EVENTS}*")),
         # The node downloads the model of the job.
-        _allow("ReadData", ["s3:GetObject"], _objects(args.data_bucket_arn, "datasets/*")),
-        _allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, *_AGENT_READS, *_AGENT_KEYS)),
-        _allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_AGENT_KEYS)),
-        _allow("JobRole", ["sts:AssumeRole"], [job_role_arn]),
+        allow("ReadData", ["s3:GetObject"], _objects(args.data_bucket_arn, "datasets/*")),
+        allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, *_AGENT_READS, *_AGENT_KEYS)),
+        allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_AGENT_KEYS)),
+        allow("JobRole", ["sts:AssumeRole"], [job_role_arn]),
         _stack_groups(args, "Drain", "CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
         *_wheels(args),
         *_sources(args),
@@ -313,7 +306,7 @@ def _workers(args: IdentityArgs, job_role_arn: pulumi.Input[str]) -> list[Statem
         scope = args.scope
         parameters = f"arn:{scope.partition}:ssm:{scope.region}:{scope.account}:parameter/"
         names = [parameters + name.lstrip("/") for name in sorted(set(args.secrets))]
-        statements.append(_allow("JobSecrets", ["ssm:GetParameter", "ssm:GetParameters"], names))
+        statements.append(allow("JobSecrets", ["ssm:GetParameter", "ssm:GetParameters"], names))
     return statements
 
 
@@ -324,11 +317,11 @@ def _job(args: IdentityArgs) -> list[Statement]:
     """
     data = args.data_bucket_arn
     return [
-        _allow("List", ["s3:ListBucket"], [data]),
+        allow("List", ["s3:ListBucket"], [data]),
         _data_key(args),
-        _allow("ReadData", ["s3:GetObject"], _objects(data, "datasets/*")),
+        allow("ReadData", ["s3:GetObject"], _objects(data, "datasets/*")),
         # DeleteObject: committing a checkpoint renames it, in S3 a copy and a delete. Versioning keeps both.
-        _allow(
+        allow(
             "Runs",
             ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
             _objects(data, "runs/*/checkpoints/*", "runs/*/results/*"),

@@ -11,12 +11,12 @@ with a valid signature, or the deletion of any of them; and each boot would depe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.components.bucket_policy import policy_document, require_tls
+from infra.components.bucket_policy import require_tls
+from infra.components.statements import Statement, policy_document
 from infra.components.storage import StagingBucket
 from trainyard.models.layout import BAKE_EVENTS
 
@@ -64,7 +64,7 @@ class StagingPolicy(pulumi.ComponentResource):
 
 def _deny_writes(
     sid: str, bucket_arn: pulumi.Input[str], role_arn: pulumi.Input[str], keys: Sequence[str]
-) -> dict[str, Any]:
+) -> Statement:
     """Deny a role all but reading, except on these keys: also changes of the bucket's settings and of this policy.
 
     aws:PrincipalArn is the ARN of the role of a session. Source:

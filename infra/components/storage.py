@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.components.bucket_policy import limit_fsx_exports, policy_document, require_tls
+from infra.components.bucket_policy import limit_fsx_exports, require_tls
+from infra.components.statements import policy_document
 from infra.scope import Scope
 from trainyard.aws import tags
 from trainyard.aws.s3 import ABORT_UPLOADS_DAYS

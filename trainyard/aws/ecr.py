@@ -20,6 +20,10 @@ class EcrImage:
     region: str
     repository: str
 
+    def arn(self, partition: str) -> str:
+        """Return the ARN of the repository."""
+        return f"arn:{partition}:ecr:{self.region}:{self.account}:repository/{self.repository}"
+
 
 def parse_ecr_image(image: str | None) -> EcrImage | None:
     """Parse an image reference; return None when it does not name a private ECR registry."""

@@ -125,6 +125,12 @@ class StackSettings(StrictModel):
         return parse_ecr_image(self.job.container)
 
     @property
+    def other_bucket_prefixes(self) -> list[str]:
+        """S3 prefixes outside of the stack's buckets that the nodes read: data and model of the job, and wheels."""
+        wheels = self.node.s3_wheels
+        return [*self.job.s3_sources.values(), *([wheels] if wheels else [])]
+
+    @property
     def node_services(self) -> tuple[str, ...]:
         """AWS services that nodes call, except S3."""
         return (*NODE_SERVICES, *(ECR_SERVICES if self.ecr_image else ()))
