@@ -145,7 +145,7 @@ class Bucket:
         A lock can be extended, and not shortened. Source: Amazon S3 user guide, "Locking objects with Object Lock".
         """
         retention: Any = {"Mode": "GOVERNANCE", "RetainUntilDate": datetime.fromtimestamp(until, UTC)}
-        self._s3.put_object_retention(Bucket=self.name, Key=key, Retention=retention)
+        self._s3.put_object_retention(**self._bucket, Key=key, Retention=retention)
 
     def read(self, key: str) -> bytes:
         """Return the content of an object. Raises ClientError when it does not exist."""
