@@ -27,7 +27,6 @@ def principal_context(arn: str) -> dict[str, str | None]:
 class Caller:
     """A role session and its call.
 
-
     `path`: of the request; None if it is unknown, so that a policy that depends on it raises an error.
     """
 
@@ -64,7 +63,7 @@ class Caller:
         https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies.html#policies_session
         """
         network = self._path.context if self._path else {}
-        request = request.with_context({**principal_context(self._role_arn), "aws:viaawsservice": "false", **network})
+        request = request.with_context({**self.context, "aws:viaawsservice": "false", **network})
         if not self._endpoint_allows(request):
             return f"because no VPC endpoint policy allows the {request.action} action"
         identity = evaluate_policies(self._policies, request)
