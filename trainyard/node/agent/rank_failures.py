@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -27,10 +28,11 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 def rank_log_folders(logs: Path, processes: int) -> dict[int, Path]:
     """Local rank -> folder of its stdout.log and stderr.log, as torchrun creates them: `<id>/attempt_0/<rank>`.
 
-    Folders of more than `processes` ranks are ignored: the job may create any number.
+    Folders of more than `processes` ranks are ignored: the job may create any number. Empty without the folder `logs`,
+    which torchrun creates and the job may delete.
     """
-    folders = {}
-    with os.scandir(logs) as runs:
+    folders: dict[int, Path] = {}
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(logs) as runs:
         for run in islice(runs, _SEARCHED_FOLDERS):
             ranks = ((rank, Path(run.path) / "attempt_0" / str(rank)) for rank in range(processes))
             folders.update({rank: folder for rank, folder in ranks if folder.is_dir()})

@@ -120,3 +120,8 @@ def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
 
 def test_output_without_report_has_no_failures(tmp_path: Path) -> None:
     assert parse_failures("the rendezvous store is unavailable", tmp_path, 0.0, 8) == ()
+
+
+def test_failure_without_the_folder_of_the_logs_is_reported(tmp_path: Path) -> None:
+    (failure,) = parse_failures(REPORT, tmp_path / "deleted", 0.0, 8)
+    assert (failure.rank, failure.message) == (3, "exit code 1")
