@@ -137,7 +137,7 @@ def measure() -> dict[str, Any]:
         EmulatedAws.start(Path(name) / "aws", addresses) as aws,
         aws_environment(aws.environment()),
         ProcessBackend(Path(name)) as backend,
-        Hypervisor(aws, backend, "edit-run", print),
+        Hypervisor(aws, backend, "trainyard/edit-run", print),
     ):
         clients.client.cache_clear()
         folder = Path(name)

@@ -80,7 +80,7 @@ def start_cluster(nodes: int) -> StartupResult:
         EmulatedAws.start(Path(folder) / "aws") as aws,
         aws_environment(aws.environment()),
         NspawnBackend(Path(folder), print) as backend,
-        Hypervisor(aws, backend, stack, print),
+        Hypervisor(aws, backend, f"trainyard/{stack}", print),
     ):
         clients.client.cache_clear()
         try:

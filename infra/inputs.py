@@ -30,13 +30,14 @@ from infra.validators.credentials import expiring_credentials
 from infra.validators.data import validate_sources
 from infra.validators.deployed import validate_deployed, validate_region
 from infra.validators.source import validate_source
+from trainyard.aws import tags
 from trainyard.aws.access_problems import selected_profile
 from trainyard.aws.region import environment_region
 from trainyard.config import CONFIG_KEY
 from trainyard.config.cost import max_run_usd
 from trainyard.config.encrypted_settings import decrypted_settings
 from trainyard.config.loader import load_settings
-from trainyard.config.project import Project
+from trainyard.config.project import NAME, Project
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError
 
@@ -64,7 +65,8 @@ def read_inputs(project: Project) -> Inputs:
     archives = _pack_archives(project, settings)
     deployed = look_up_deployed()
     validate_region(pulumi.Config("aws").get("region") or environment_region(), deployed)
-    facts, retained = look_up_account(settings, stack), look_up_retained(stack)
+    stack_tag = tags.stack_tag(pulumi.get_project(), stack)
+    facts, retained = look_up_account(settings, stack_tag), look_up_retained(stack_tag)
     validate_deployed(settings, facts, deployed, retained)
     validate_account(settings, facts, retained.staging_bucket is not None)
     sources = look_up_sources(settings, settings.storage.bucket or retained.bucket, facts.region)
@@ -93,7 +95,7 @@ def _read_settings(project: Project, stack: str) -> StackSettings:
     source = project.source(stack)
     if is_config_secret(CONFIG_KEY):
         raise InputError(decrypted_settings(project.stack_file(stack), source))
-    return load_settings(pulumi.Config().get_object("cluster"), project.folder, source)
+    return load_settings(pulumi.Config(NAME).get_object("cluster"), project.folder, source)
 
 
 def _pack_archives(project: Project, settings: StackSettings) -> dict[Kind, Packed]:

@@ -33,6 +33,11 @@ class Scope:
         """
         return f"/trainyard/{self.project}/{self.stack}/"
 
+    @property
+    def stack_tag(self) -> str:
+        """The value of the tag that all resources of the stack have."""
+        return tags.stack_tag(self.project, self.stack)
+
     def own_tags(self, role: str) -> dict[str, str]:
         """Return the tags by which Trainyard finds the resource."""
         return tags.own_tags(self.project, self.stack, role)

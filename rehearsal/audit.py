@@ -91,7 +91,7 @@ def check_checkpoints(uris: Sequence[str], environment: Mapping[str, str]) -> li
 
 
 def baked_images(region: str, stack: str) -> list[str]:
-    """Return the ids of the AMIs that were baked for the stack, and of their snapshots. Destroy keeps them."""
+    """Return the ids of the AMIs that were baked for a stack, and of their snapshots. `stack`: its `stack_tag`."""
     filters = [
         {"Name": f"tag:{tags.STACK}", "Values": [stack]},
         {"Name": f"tag:{tags.ROLE}", "Values": [tags.IMAGE]},

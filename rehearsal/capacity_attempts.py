@@ -9,7 +9,10 @@ from trainyard.models.report import CapacityAttempt
 
 
 def capacity_attempts(requests: Iterable[CapacityRequestRecord], stack: str) -> list[CapacityAttempt]:
-    """Return the requests of a stack in order. Consecutive requests with the same result are one attempt."""
+    """Return the requests of a stack in order. Consecutive requests with the same result are one attempt.
+
+    `stack`: its `stack_tag`.
+    """
     of_stack = [request for request in requests if request.tags.get(tags.STACK) == stack]
     return [
         CapacityAttempt(

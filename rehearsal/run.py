@@ -170,7 +170,7 @@ def run_stages(context: Context, engine: Engine, backend: Backend) -> None:
         context.display.print_line("nodes", text)
         engine.stop()  # otherwise the launch waits for nodes that the failed hypervisor does not boot
 
-    with Hypervisor(context.aws, backend, context.options.stack, stop_engine) as hypervisor:
+    with Hypervisor(context.aws, backend, context.options.stack_tag, stop_engine) as hypervisor:
         try:
             with context.interrupts.raising_interrupts():
                 if context.options.preview_only:

@@ -96,7 +96,7 @@ class Teardown:
         retained = [resource for resource in destroyed.retained if {resource.id, resource.id.split("/")[0]} & existing]
         result = self.context.result
         result.retained = tuple(f"{resource.type} {resource.id}" for resource in retained)
-        result.images = tuple(audit.baked_images(self.context.aws.region, self.context.options.stack))
+        result.images = tuple(audit.baked_images(self.context.aws.region, self.context.options.stack_tag))
         self._retained_ids = {*(resource.id for resource in retained), *result.images}
         processed = (*destroyed.deleted, *destroyed.retained)
         result.resources_deleted = len([item for item in processed if item.type.startswith("aws:")]) - len(retained)
@@ -214,14 +214,14 @@ class Teardown:
         file = options.folder / LOGS
         if run is None or file.exists():
             return
-        cluster = Cluster(options.stack, self.context.aws.region)
+        cluster = Cluster(options.stack, self.context.aws.region, project=options.project)
         if lines := [f"{writer}: {line}" for writer, line in read_logs(cluster, run, ".")]:
             file.write_text("\n".join([*lines, ""]))
             self.context.display.print_line("logs", f"output of the ranks: {file}")
 
     def launched_instances(self) -> list[InstanceRecord]:
         """Return the instances that the stack launched in this rehearsal, also terminated ones."""
-        instances = instances_of_stack(self.context.aws.instances(), self.context.options.stack)
+        instances = instances_of_stack(self.context.aws.instances(), self.context.options.stack_tag)
         return [instance for instance in instances if instance.id not in self._instances_before]
 
     def save_node_logs(self) -> None:
@@ -237,7 +237,7 @@ class Teardown:
         self.context.clock.start("audit")
         result = self.context.result
         result.billed = tuple(billed_by_type(self.launched_instances(), self.context.aws.now()))
-        stack = self.context.options.stack
+        stack = self.context.options.stack_tag
         requests = self.context.aws.capacity_requests()[self._requests_before :]
         result.capacity_attempts = tuple(capacity_attempts(requests, stack))
         reservations = self.context.aws.capacity_reservations()

@@ -29,6 +29,7 @@ from rehearsal.profiles import ProfileName
 from rehearsal.run_faults.injection import ScheduledFault
 from rehearsal.sources import SOURCES_STACK_FILE, Sources
 from rehearsal.substitutions import substitute_settings
+from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.region import require_known_region
 from trainyard.config import CONFIG_KEY
@@ -93,6 +94,11 @@ class Options:
     keep: Keep | None = None
     keep_nodes_minutes: float | None = None
     sources: Sources = field(default_factory=Sources)
+
+    @property
+    def stack_tag(self) -> str:
+        """The value of the tag that all resources of the stack have."""
+        return tags.stack_tag(self.project.name, self.stack)
 
     @property
     def folder(self) -> Path:

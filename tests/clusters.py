@@ -16,6 +16,7 @@ from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import create_reservation
 from trainyard.aws.s3 import Bucket
+from trainyard.config.project import NAME
 from trainyard.models.events import AgentEvent, HealthCheckEvent, PlaybookEvent, ServiceEvent
 from trainyard.models.health_check import NodeMeasurements
 from trainyard.models.layout import HEAD_EVENTS, RunLayout, chunk_key, chunk_prefix
@@ -37,6 +38,11 @@ class Cluster:
     manifest: Manifest
     data: Bucket
     staging: Bucket
+
+    @property
+    def stack_tag(self) -> str:
+        """The value of the tag that all resources of the stack have."""
+        return self.manifest.stack_tag
 
     @property
     def group(self) -> str:
@@ -189,7 +195,7 @@ class Cluster:
             instances=instances,
             end=time.time() + 86400,
             placement_group_arn=None,
-            tags=tags.held_capacity_tags(self.stack),
+            tags=tags.held_capacity_tags(self.manifest.stack_tag),
             token=self.stack,
         ).id
 
@@ -233,7 +239,9 @@ def create_worker_template_version(region: str, stack: str, manifest_uri: str) -
     ec2 = client("ec2", region)
     group = ec2.create_security_group(GroupName=stack, Description=stack, VpcId=_vpc_of(region, stack))["GroupId"]
     text = user_data("worker", "workers", manifest_uri, region, ACCOUNT, Path(__file__).parents[1])
-    instance_tags = [{"Key": key, "Value": value} for key, value in (("trainyard:stack", stack), ("team", "line"))]
+    instance_tags = [
+        {"Key": key, "Value": value} for key, value in ((tags.STACK, tags.stack_tag(NAME, stack)), ("team", "line"))
+    ]
     key = client("kms", region).create_key()["KeyMetadata"]["Arn"]
     ebs = {"VolumeType": "gp3", "VolumeSize": 40, "Encrypted": True, "KmsKeyId": key, "DeleteOnTermination": True}
     ec2.create_launch_template_version(
@@ -294,7 +302,10 @@ def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
     s3, ec2 = client("s3", region), client("ec2", region)
     for role in ("data", "staging"):
         s3.create_bucket(Bucket=f"{stack}-{role}")
-        tag_set = [{"Key": tags.STACK, "Value": stack}, {"Key": tags.ROLE, "Value": f"{role}-bucket"}]
+        tag_set = [
+            {"Key": tags.STACK, "Value": tags.stack_tag(NAME, stack)},
+            {"Key": tags.ROLE, "Value": f"{role}-bucket"},
+        ]
         s3.put_bucket_tagging(Bucket=f"{stack}-{role}", Tagging={"TagSet": tag_set})
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnets = tuple(

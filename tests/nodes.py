@@ -67,7 +67,7 @@ class BootedCluster:
     def launch_worker(self, image: str | None = None) -> str:
         """Launch a worker, which the hypervisor boots. Returns its instance id. `image`: AMI id; default: Ubuntu."""
         text = user_data("worker", "workers", self.manifest_uri, REGION, ACCOUNT, ROOT)
-        instance_tags = [{"Key": tags.STACK, "Value": self.stack}]
+        instance_tags = [{"Key": tags.STACK, "Value": self.manifest.stack_tag}]
         response = client("ec2", REGION).run_instances(
             ImageId=image or ubuntu_image_id(REGION),
             InstanceType="c7i.xlarge",
@@ -148,7 +148,7 @@ def boot_cluster(folder: Path, aws: EmulatedAws, packed: Packed | None = None) -
     log: list[str] = []
     with (
         NspawnBackend(folder, log.append) as backend,
-        Hypervisor(aws, backend, stack, log.append),
+        Hypervisor(aws, backend, manifest.stack_tag, log.append),
     ):
         cluster = BootedCluster(stack=stack, backend=backend, data=data, staging=staging, manifest=manifest)
         cluster.publish_manifest(packed or pack_bundle(ROOT), venv=sys.prefix)

@@ -57,7 +57,7 @@ class Boundary(pulumi.ComponentResource):
 def _statements(args: BoundaryArgs) -> list[Statement]:
     scope = args.scope
     objects = [pulumi.Output.concat(arn, "/*") for arn in args.bucket_arns]
-    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
+    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack_tag}}
     regional = f"{scope.region}:{scope.account}"
     statements = [
         allow("Buckets", ["s3:*"], [*args.bucket_arns, *objects]),

@@ -116,7 +116,7 @@ class Guardrails(pulumi.ComponentResource):
             limit_unit="USD",
             cost_filters=[
                 aws.budgets.BudgetCostFilterArgs(
-                    name="TagKeyValue", values=[f"user:{tags.STACK}${self._args.scope.stack}"]
+                    name="TagKeyValue", values=[f"user:{tags.STACK}${self._args.scope.stack_tag}"]
                 )
             ],
             notifications=[self._notification(percent, kind) for percent, kind in _NOTIFICATIONS],

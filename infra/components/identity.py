@@ -157,7 +157,7 @@ def _stack_groups(args: IdentityArgs, sid: str, *actions: str, **conditions: Any
     """Allow actions on the stack's groups, selected by tag: the engine generates their names."""
     scope = args.scope
     groups = f"arn:{scope.partition}:autoscaling:{scope.region}:{scope.account}:autoScalingGroup:*"
-    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
+    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack_tag}}
     return allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged | conditions)
 
 
@@ -175,7 +175,7 @@ def _stack_reservations(args: IdentityArgs) -> Statement:
     """Allow the extension, reduction and end of the capacity reservations that the launch makes for the stack."""
     scope = args.scope
     reservations = f"arn:{scope.partition}:ec2:{scope.region}:{scope.account}:capacity-reservation/*"
-    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack}}
+    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack_tag}}
     actions = ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"]
     return allow("StackReservations", actions, [reservations], Condition=tagged)
 

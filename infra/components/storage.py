@@ -11,7 +11,7 @@ from infra.components.statements import policy_document
 from infra.scope import Scope
 from trainyard.aws import tags
 from trainyard.aws.s3 import ABORT_UPLOADS_DAYS
-from trainyard.models.layout import WHEELS
+from trainyard.models.layout import STACK_OF_BUCKET, WHEELS
 
 Rule = aws.s3.BucketLifecycleConfigurationRuleArgs
 Default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs
@@ -67,6 +67,15 @@ class DataBucket(pulumi.ComponentResource):
         if args.existing is not None:
             self.name = pulumi.Output.from_input(args.existing)
             self.arn = pulumi.Output.from_input(f"arn:{args.scope.partition}:s3:::{args.existing}")
+            aws.s3.BucketObjectv2(
+                f"{name}-stack",
+                bucket=args.existing,
+                key=STACK_OF_BUCKET,
+                content=args.scope.stack_tag,
+                content_type="text/plain",
+                tags=args.scope.own_tags("data-bucket-stack"),
+                opts=pulumi.ResourceOptions(parent=self),
+            )
             self.register_outputs({"name": self.name})
             return
         retain = pulumi.ResourceOptions(parent=self, retain_on_delete=True)

@@ -11,12 +11,14 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.lookups.errors import is_missing, lookup_error, lookup_failure
+from infra.lookups.run import read_object
 from infra.lookups.subnet import SubnetFacts, look_up_head_zone, look_up_subnet
 from infra.scope import Scope
 from trainyard.aws import tags
 from trainyard.config.quotas import required_quotas
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
+from trainyard.models.layout import STACK_OF_BUCKET
 
 T = TypeVar("T")
 
@@ -59,7 +61,8 @@ class AccountFacts:
     """Facts of the account.
 
     `offers` are pairs of Availability Zone and instance type, `zones` the usable Availability Zones, `quotas` maps
-    codes to values. `bucket_region` and `access_log_region` are of the existing buckets in the settings. `key_state`
+    codes to values. `bucket_region` and `access_log_region` are of the existing buckets in the settings, `bucket_stack`
+    the tag of the stack that writes to the data bucket. `key_state`
     and `key_policy` (JSON) are of the KMS key in the settings; None if unreadable. `held` is the capacity reservation
     of `trainyard reserve`, `head_zone` the zone of the head's subnet in a deployed stack. `missing` are the problems of
     resources in the settings that AWS did not return.
@@ -77,6 +80,7 @@ class AccountFacts:
     head_zone: str | None = None
     subnet: SubnetFacts | None = None
     bucket_region: str | None = None
+    bucket_stack: str | None = None
     access_log_region: str | None = None
     key_state: str | None = None
     key_policy: str | None = None
@@ -124,7 +128,10 @@ def zone_is_default(settings: StackSettings, facts: AccountFacts) -> bool:
 
 
 def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
-    """Look up all facts. Failed lookups of resources in the settings are returned as `missing`."""
+    """Look up all facts. Failed lookups of resources in the settings are returned as `missing`.
+
+    `stack`: its `stack_tag`.
+    """
     partition = aws.get_partition()
     region = aws.get_region().region
     offered = aws.ec2.get_instance_type_offerings(
@@ -141,6 +148,7 @@ def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
     configured_key = settings.storage.kms_key
     key = configured_key if configured_key and region_of(configured_key) == region else None
     problems: list[Problem] = []
+    bucket_region = _collect(lambda: look_up_bucket("bucket", bucket), problems) if bucket else None
     return AccountFacts(
         partition=partition.partition,
         dns_suffix=partition.dns_suffix,
@@ -153,7 +161,8 @@ def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
         held=look_up_held_capacity(stack) if settings.reserves_any_capacity else None,
         head_zone=None if existing else look_up_head_zone(stack),
         subnet=_collect(lambda: look_up_subnet(existing, region, services), problems) if existing else None,
-        bucket_region=_collect(lambda: look_up_bucket("bucket", bucket), problems) if bucket else None,
+        bucket_region=bucket_region,
+        bucket_stack=read_object(bucket, STACK_OF_BUCKET) if bucket_region == region else None,
         access_log_region=_collect(lambda: look_up_bucket("access_log_bucket", logs), problems) if logs else None,
         key_state=_collect(lambda: look_up_key(key), problems) if key else None,
         key_policy=look_up_key_policy(key) if key else None,

@@ -23,7 +23,7 @@ def find_retained(
 ) -> TaggedResource | None:
     """Return the stack's resource of a type (tagging API, e.g. s3:bucket) and role, or None.
 
-    `is_usable` filters tagged resources. Raises InputError if several are usable.
+    `stack`: its `stack_tag`. `is_usable` filters tagged resources. Raises InputError if several are usable.
     """
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=[resource_type],

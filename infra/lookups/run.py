@@ -33,18 +33,18 @@ class CurrentRun:
 
 def look_up_current_run(staging_bucket: str | None, data_bucket: str | None) -> CurrentRun | None:
     """Look up the run that was launched last; None if the stack is not deployed or nothing was launched."""
-    content = _read(staging_bucket, CURRENT_RUN)
+    content = read_object(staging_bucket, CURRENT_RUN)
     if content is None:
         return None
     record = RunRecord.model_validate_json(content)
     layout = RunLayout(record.run)
-    outcome, metrics = _read(data_bucket, layout.outcome), _read(data_bucket, layout.latest_metrics)
+    outcome, metrics = read_object(data_bucket, layout.outcome), read_object(data_bucket, layout.latest_metrics)
     step = json.loads(metrics).get("step") if metrics else None
     return CurrentRun(record=record, outcome=Outcome.model_validate_json(outcome) if outcome else None, step=step)
 
 
-def _read(bucket: str | None, key: str) -> str | None:
-    """Return the content of a JSON object; None if it does not exist."""
+def read_object(bucket: str | None, key: str) -> str | None:
+    """Return the content of an object of JSON or text; None if it does not exist."""
     if bucket is None:
         return None
     try:

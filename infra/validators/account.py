@@ -8,6 +8,7 @@ import pulumi
 
 from infra.lookups.account import AccountFacts, region_of
 from infra.validators import subnet
+from trainyard.aws import tags
 from trainyard.aws.block_end import LAST_CHECKPOINT_SECONDS, usable_end
 from trainyard.aws.block_payments import describe_failed_payment, describe_pending_payment
 from trainyard.aws.stack_key import AUTO_SCALING_ROLE
@@ -15,6 +16,7 @@ from trainyard.config.quotas import increase_command, required_quotas
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
+from trainyard.models.layout import STACK_OF_BUCKET
 from trainyard.times import format_time
 
 AccountValidator = Callable[[StackSettings, AccountFacts], Iterator[Problem]]
@@ -221,6 +223,15 @@ def data_in_stack_region(settings: StackSettings, facts: AccountFacts) -> Iterat
             yield invalid_setting(f"storage.{key}", value, f"is in {region}, and the stack in {facts.region}", fix)
 
 
+def data_bucket_of_one_stack(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
+    """No other stack writes to the existing bucket: nodes of both could read and change the runs of the other."""
+    own = tags.stack_tag(pulumi.get_project(), pulumi.get_stack())
+    if facts.bucket_stack is not None and facts.bucket_stack != own:
+        reason = f"stack {facts.bucket_stack} has its runs there (object {STACK_OF_BUCKET})"
+        fix = "Name another bucket, or omit the key: job.data and job.model read data of any bucket"
+        yield invalid_setting("storage.bucket", settings.storage.bucket, reason, fix)
+
+
 def key_enabled(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
     """The existing KMS key is enabled."""
     if facts.key_state not in (None, "Enabled"):
@@ -284,6 +295,7 @@ VALIDATORS: tuple[AccountValidator, ...] = (
     quotas_sufficient,
     *subnet.VALIDATORS,
     data_in_stack_region,
+    data_bucket_of_one_stack,
     key_enabled,
     key_allows_auto_scaling,
     image_reachable,

@@ -68,8 +68,12 @@ class Resource:
 
 @dataclass(kw_only=True)
 class Deployment:
-    """The resources and exports of one `up`, complete or not. `program`: the folder of the Pulumi program."""
+    """The resources and exports of one `up`, complete or not.
 
+    `project`: name of the Pulumi project. `program`: the folder of the Pulumi program.
+    """
+
+    project: str
     stack: str
     program: Path
     account: Account

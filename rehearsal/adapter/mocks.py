@@ -25,9 +25,9 @@ from rehearsal.adapter.account import Account, EmulatedAccount
 from rehearsal.adapter.deployment import STACK_TYPE, Deployment, Event, Resource
 from rehearsal.adapter.errors import AdapterError
 from rehearsal.adapter.threads import joining_threads, wait_for_any
+from trainyard.config.project import NAME
 from trainyard.errors import InputError
 
-PROJECT = "trainyard"
 READ_OUTPUTS = "pulumi:pulumi:readStackResourceOutputs"  # function of the engine itself
 _THREADS = 16
 _AUTONAMED = {"aws:s3/bucket:Bucket": "bucket"}  # importable types -> the input that the engine names
@@ -55,10 +55,11 @@ def up(
     on_start: Callable[[Deployment], None] = lambda deployment: None,
     earlier_outputs: Mapping[str, Any] | None = None,
     program: Path | None = None,
+    project: str = NAME,
 ) -> Deployment:
     """Run the Pulumi program with the packages of the source tree `root`, and create the resources that it registers.
 
-    `program`: the folder of its `__main__.py`, by default `infra` in `root`.
+    `program`: the folder of its `__main__.py`, by default `infra` in `root`. `project`: name of the Pulumi project.
     `stack_file`: a Pulumi.<stack>.yaml, or its `config` as a mapping. `account`: where resources are created; by
     default the emulated AWS in the stack's region. `preview`: create nothing; functions return results, and outputs are
     unknown. `on_start`: receives the deployment before the program starts. `earlier_outputs`: type of a component ->
@@ -70,7 +71,11 @@ def up(
     values = stack_file if isinstance(stack_file, Mapping) else _config_of(stack_file)
     region = str(values.get("aws:region", "us-east-1"))
     deployment = Deployment(
-        stack=stack_name, program=program or root / "infra", account=account or EmulatedAccount(region), preview=preview
+        project=project,
+        stack=stack_name,
+        program=program or root / "infra",
+        account=account or EmulatedAccount(region),
+        preview=preview,
     )
     on_start(deployment)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
@@ -101,7 +106,12 @@ def _run_program(deployment: Deployment, root: Path, texts: dict[str, str], moni
     )
     loop.set_default_executor(executor)
     mocks.set_mocks(
-        _NoMocks(), PROJECT, deployment.stack, deployment.preview, logger=logging.getLogger(__name__), monitor=monitor
+        _NoMocks(),
+        deployment.project,
+        deployment.stack,
+        deployment.preview,
+        logger=logging.getLogger(__name__),
+        monitor=monitor,
     )
     settings.set_root_resource(None)  # type: ignore[arg-type] # it belongs to the previous run
     settings.SETTINGS.outputs.clear()  # outputs of an earlier failed run belong to a closed event loop
@@ -214,7 +224,7 @@ class Monitor(mocks.MockMonitor):
         """Return the URN in the engine's format: with the types of all ancestors except the stack."""
         parent_type = parent.split("::")[2] if parent else STACK_TYPE
         qualified = type_ if parent_type == STACK_TYPE else f"{parent_type}${type_}"
-        return f"urn:pulumi:{self._deployment.stack}::{PROJECT}::{qualified}::{name}"
+        return f"urn:pulumi:{self._deployment.stack}::{self._deployment.project}::{qualified}::{name}"
 
     def Invoke(self, request: Any) -> Any:
         """Return the result of a provider function."""

@@ -75,7 +75,7 @@ class CliEngine:
         self._ports = ports
         self._config = {**context.config, **(extra_config or {})}
         options = context.options
-        self._workspace = Workspace(options.folder / "pulumi", options.project.program, options.stack, ports)
+        self._workspace = Workspace(options.folder / "pulumi", options.project, options.stack, ports)
 
     def preview(self) -> int:
         """Return how many AWS resources an `up` would create. Raises InputError when the program raises it."""
@@ -90,7 +90,10 @@ class CliEngine:
     def up(self, on_start: Callable[[Deployment], None]) -> Deployment:
         """Create the resources, and read the deployment from the CLI's state. Raises UpError."""
         options, account = self._context.options, EmulatedAccount(self._context.aws.region)
-        deployment = Deployment(stack=options.stack, program=options.project.program, account=account, preview=False)
+        project = options.project
+        deployment = Deployment(
+            project=project.name, stack=options.stack, program=project.program, account=account, preview=False
+        )
         on_start(deployment)
         seconds: dict[str, float] = {}
         try:

@@ -32,6 +32,7 @@ class MocksEngine:
             preview=True,
             account=self._account,
             program=context.options.project.program,
+            project=context.options.project.name,
         )
         resources = planned.resources.values()
         return len([resource for resource in resources if resource.custom and resource.type.startswith("aws:")])
@@ -45,6 +46,7 @@ class MocksEngine:
             PROJECT_ROOT,
             account=self._account,
             program=context.options.project.program,
+            project=context.options.project.name,
             on_event=context.print_event,
             on_start=on_start,
         )

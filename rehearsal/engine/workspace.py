@@ -16,7 +16,7 @@ import yaml
 
 from rehearsal.adapter.deployment import Event
 from rehearsal.engine.log import EngineLog
-from trainyard.config.project import PROJECT_FILE, engine_project
+from trainyard.config.project import PROJECT_FILE, Project, engine_project
 
 _POLL_SECONDS = 0.1
 _INTERRUPT_TIMEOUT_SECONDS = 120.0
@@ -26,12 +26,12 @@ _UNLOCK_TIMEOUT_SECONDS = 1800.0
 class Workspace:
     """The CLI's working folder for one stack.
 
-    `program`: the folder of the Pulumi program. `ports`: package -> port of the provider that replaces its plugin.
+    `project`: whose program runs. `ports`: package -> port of the provider that replaces its plugin.
     """
 
-    def __init__(self, folder: Path, program: Path, stack: str, ports: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, project: Project, stack: str, ports: Mapping[str, int]) -> None:
         self.folder = folder
-        self._program = program
+        self._project = project
         self._stack = stack
         self._ports = ports
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,7 +39,8 @@ class Workspace:
     def create(self, config: Mapping[str, Any]) -> None:
         """Create the folder with the program's project, these stack settings and an empty state."""
         (self.folder / "state").mkdir(parents=True)
-        (self.folder / PROJECT_FILE).write_text(yaml.safe_dump(engine_project(self._program, sys.prefix)))
+        document = engine_project(self._project.program, sys.prefix, self._project.name)
+        (self.folder / PROJECT_FILE).write_text(yaml.safe_dump(document))
         self.run_command("stack", "init", "--no-select", self._stack)
         self.write_config(config)
 

@@ -26,7 +26,10 @@ SHUTDOWN_TIMEOUT_SECONDS = 45.0
 
 
 def instances_of_stack(instances: Iterable[InstanceRecord], stack: str) -> list[InstanceRecord]:
-    """Return the instances without the tag of another stack: several rehearsals may share an account."""
+    """Return the instances without the tag of another stack: several rehearsals may share an account.
+
+    `stack`: its `stack_tag`.
+    """
     return [instance for instance in instances if instance.tags.get(tags.STACK, stack) == stack]
 
 

@@ -30,4 +30,4 @@ def update_stack_settings(options: Options) -> None:
         return
     if options.engine == "pulumi-aws":
         config |= provider_config(kept.endpoint, str(config.get("aws:region", DEFAULT_REGION)))
-    Workspace(options.folder / "pulumi", options.project.program, options.stack, {}).write_config(config)
+    Workspace(options.folder / "pulumi", options.project, options.stack, {}).write_config(config)

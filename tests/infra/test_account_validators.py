@@ -27,6 +27,7 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.quotas import OTHER_INTERFACES
 from trainyard.config.settings import StackSettings
 from trainyard.errors import InputError, Problem
+from trainyard.models.layout import STACK_OF_BUCKET
 
 NAMED = {"reservation": {"id": RESERVATION}}
 EXISTING = {"existing": {"vpc_id": VPC, "subnet_id": SUBNET}}
@@ -398,6 +399,14 @@ EXAMPLES: dict[str, list[Example]] = {
             {"network": EXISTING, "node": INDEX, "job": with_container("nvcr.io/nvidia/pytorch:26.10-py3")},
             "job.container",
             ("'nvcr.io/nvidia/pytorch:26.10-py3'", "is not in ECR of us-east-1"),
+        ),
+    ],
+    "data_bucket_of_one_stack": [
+        Example(
+            {"objects": {STACK_OF_BUCKET: "other/local"}},
+            {"storage": {"bucket": "mine"}},
+            "storage.bucket",
+            ("= 'mine'", "stack other/local has its runs there", STACK_OF_BUCKET),
         ),
     ],
     "key_enabled": [

@@ -45,7 +45,9 @@ def test_key_allows_the_notification_services(shipped: Deployment) -> None:
 def test_budget_covers_the_stack_and_the_maximum_cost(shipped: Deployment) -> None:
     budget = shipped.resource(BUDGET, "guardrails-budget").inputs
     assert float(budget["limitAmount"]) == shipped.exports["cost"]["max_run_usd"]
-    assert budget["costFilters"] == [{"name": "TagKeyValue", "values": [f"user:trainyard:stack${shipped.stack}"]}]
+    assert budget["costFilters"] == [
+        {"name": "TagKeyValue", "values": [f"user:trainyard:stack$trainyard/{shipped.stack}"]}
+    ]
     assert {(each["threshold"], each["notificationType"]) for each in budget["notifications"]} == {
         (80, "ACTUAL"),
         (100, "ACTUAL"),

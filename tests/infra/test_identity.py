@@ -40,7 +40,9 @@ def test_resources_are_of_the_stack_or_actions_are_in_unscoped(shipped: Deployme
             if resource == "*":
                 assert set(statement["Action"]) <= UNSCOPED.keys(), (name, statement)
             elif ":autoscaling:" in resource:  # the engine generates their names
-                assert statement["Condition"]["StringEquals"] == {"aws:ResourceTag/trainyard:stack": shipped.stack}
+                assert statement["Condition"]["StringEquals"] == {
+                    "aws:ResourceTag/trainyard:stack": f"trainyard/{shipped.stack}"
+                }
             else:
                 assert resource.split("*")[0].rstrip("/:") not in ("arn:aws:s3", "arn:aws:kms", "arn:aws:ssm"), resource
                 assert not resource.startswith(("arn:aws:s3:::*", "arn:aws:kms:us-east-1:123456789012:*")), resource
@@ -138,7 +140,7 @@ def test_head_changes_groups_of_its_stack_only(shipped: Deployment) -> None:
     statement = next(
         each for each in policy_of(shipped, "identity-head") if "autoscaling:SetDesiredCapacity" in each["Action"]
     )
-    assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": shipped.stack}}
+    assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/trainyard:stack": f"trainyard/{shipped.stack}"}}
 
 
 def written(run: Deployment, role: str) -> set[str]:

@@ -111,7 +111,7 @@ def test_launch_tags_every_resource_that_it_creates(shipped: Deployment) -> None
         tagged = {each["resourceType"]: each["tags"] for each in template.inputs["tagSpecifications"]}
         spot = {"spot-instances-request"} if template.name.startswith("spot-") else set()
         assert tagged.keys() == {"instance", "volume", "network-interface"} | spot
-        assert all(tags["trainyard:stack"] == shipped.stack for tags in tagged.values())
+        assert all(tags["trainyard:stack"] == f"trainyard/{shipped.stack}" for tags in tagged.values())
 
 
 def test_group_is_created_empty_and_without_a_desired_capacity(shipped: Deployment) -> None:

@@ -44,7 +44,7 @@ def test_every_taggable_resource_has_stack_and_role_tags(shipped: Deployment) ->
     for resource in shipped.resources.values():
         if resource.custom and resource.type not in UNTAGGED:
             tags = tags_of(resource.inputs)
-            assert tags.get("trainyard:stack") == shipped.stack, resource.urn
+            assert tags.get("trainyard:stack") == f"trainyard/{shipped.stack}", resource.urn
             assert tags.get("trainyard:role"), resource.urn
             assert tags.get("Name"), resource.urn
 
@@ -53,7 +53,7 @@ def test_users_tags_are_added_for_cost_allocation(changed: Callable[..., Deploym
     run = changed(tags={"team": "research"})
     tags = run.resource("aws:ec2/vpc:Vpc", "network-vpc").inputs["tags"]
     assert tags["team"] == "research"
-    assert tags["trainyard:stack"] == "local"
+    assert tags["trainyard:stack"] == "trainyard/local"
     assert {"key": "team", "value": "research", "propagateAtLaunch": True} in run.resource(GROUP, "workers").inputs[
         "tags"
     ]

@@ -148,6 +148,8 @@ def test_existing_bucket_and_key_are_not_changed(changed: Callable[..., Deployme
     assert not run.resource(KEY, "key-service-key").retain_on_delete
     assert [each.name for each in run.resources_of_type(BUCKET)] == ["trainyard-staging"]
     assert run.exports["runs_uri"] == "s3://our-data/runs/"
+    marker = run.resource("aws:s3/bucketObjectv2:BucketObjectv2", "data-stack").inputs
+    assert (marker["bucket"], marker["content"]) == ("our-data", "trainyard/local")
     assert templates_of(run)[0].inputs["blockDeviceMappings"][0]["ebs"]["kmsKeyId"] == arn
 
 

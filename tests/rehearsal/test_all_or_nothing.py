@@ -51,7 +51,7 @@ def rehearse(
 
 def instances(aws: EmulatedAws, stack: str) -> list[InstanceRecord]:
     """Return the instances of a stack, including terminated instances."""
-    return [instance for instance in aws.instances() if instance.tags.get(tags.STACK) == stack]
+    return [instance for instance in aws.instances() if instance.tags.get(tags.STACK) == f"trainyard/{stack}"]
 
 
 def assert_terminated(aws: EmulatedAws, stack: str, report: dict[str, Any], *, workers: int = 1) -> None:

@@ -26,7 +26,9 @@ class LeasedRehearsal(RehearsalProcess):
 
     def instances(self, head: bool) -> dict[str, str]:
         """Return instance id -> state, of the head or of the workers."""
-        records = [item for item in self.aws().instances() if item.tags.get("trainyard:stack") == self.stack]
+        records = [
+            item for item in self.aws().instances() if item.tags.get("trainyard:stack") == f"trainyard/{self.stack}"
+        ]
         return {item.id: item.state for item in records if (item.tags["trainyard:role"] == "head") == head}
 
     def worker_state(self) -> str:

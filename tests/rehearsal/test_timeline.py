@@ -39,7 +39,7 @@ def cluster(deployment: Deployment) -> Cluster:
 def read_timeline(deployment: Deployment, account: EmulatedAws, *, trainer: bool = True) -> Timeline:
     """Return the timeline of the deployment."""
     timeline = Timeline()
-    instances = [each for each in account.instances() if each.tags.get(tags.STACK) == "timeline"]
+    instances = [each for each in account.instances() if each.tags.get(tags.STACK) == "trainyard/timeline"]
     fill_timeline(timeline, deployment, instances, REGION, time.time(), trainer=trainer)
     return timeline
 

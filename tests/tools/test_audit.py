@@ -42,7 +42,7 @@ def test_arguments_have_the_names_and_blocks_of_terraform(local: Deployment) -> 
     assert planned(local, "aws_kms_key", "key-stack-key")["enable_key_rotation"] is True
     template = planned(local, "aws_launch_template", "workers-ubuntu-24.04")
     assert template["metadata_options"][0]["http_tokens"] == "required"
-    assert planned(local, "aws_vpc", "network-vpc")["tags"]["trainyard:stack"] == "local"
+    assert planned(local, "aws_vpc", "network-vpc")["tags"]["trainyard:stack"] == "trainyard/local"
     encryption = planned(local, "aws_s3_bucket_server_side_encryption_configuration", "data")["rule"][0]
     assert encryption["apply_server_side_encryption_by_default"][0]["sse_algorithm"] == "aws:kms"
 

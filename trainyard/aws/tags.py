@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 TRAINYARD_PREFIX = "trainyard:"
-STACK = "trainyard:stack"
+STACK = "trainyard:stack"  # its value: stack_tag
 ROLE = "trainyard:role"
 STACK_KEY = "stack-key"
 DATA_BUCKET = "data-bucket"
@@ -28,14 +28,19 @@ OLD = "old"
 KEPT = "kept"  # was OLD, until a job resumed from the run
 
 
+def stack_tag(project: str, stack: str) -> str:
+    """Return the value of the tag STACK, which the stacks of this name in other Pulumi projects do not have."""
+    return f"{project}/{stack}"
+
+
 def held_capacity_tags(stack: str) -> dict[str, str]:
-    """Return the tags of the reservation of `trainyard reserve`, and of its placement group."""
+    """Return the tags of the reservation of `trainyard reserve`, and of its placement group. `stack`: `stack_tag`."""
     return {STACK: stack, ROLE: HELD_CAPACITY}
 
 
 def own_tags(project: str, stack: str, role: str) -> dict[str, str]:
     """Return the tags by which Trainyard finds a resource of a stack."""
-    return {"Name": f"{project}-{stack}-{role}", STACK: stack, ROLE: role}
+    return {"Name": f"{project}-{stack}-{role}", STACK: stack_tag(project, stack), ROLE: role}
 
 
 def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:

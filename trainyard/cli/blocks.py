@@ -36,7 +36,8 @@ def blocks(
     """List the Capacity Blocks that AWS offers for all nodes of a stack, with start and price; buy or extend one."""
     project = current_project(context)
     settings = read_stack_settings(stack, project, file)
-    region = Cluster.from_environment(stack, project=project).region
+    cluster = Cluster.from_environment(stack, project=project)
+    region = cluster.region
     if extend:
         duration = operation.EXTENSION_HOURS if hours is None else hours
         offerings = operation.list_extensions(region, settings, duration)
@@ -48,7 +49,7 @@ def blocks(
         lines = operation.format_offerings(offerings, command)
         print(json.dumps([offering.model_dump() for offering in offerings]) if as_json else "\n".join(lines))
         return
-    purchase = operation.buy_offering(region, stack, offerings, buy, _confirm)
+    purchase = operation.buy_offering(region, cluster.stack_tag, offerings, buy, _confirm)
     print(purchase.model_dump_json() if as_json else operation.format_purchase(purchase, stack))
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import yaml
 
+from trainyard.config import CONFIG_KEY
 from trainyard.config.stack_config import find_stack_file, stack_names
 from trainyard.errors import InputError, Problem
 
 PROJECT_ROOT = Path(__file__).parents[2]  # Trainyard itself: this repository, or the folder of the installed packages
 FOLDER = "trainyard"  # in a repository of the user: created by `trainyard init`
 PROJECT_FILE = "Pulumi.yaml"
-NAME = "trainyard"  # the namespace of `trainyard:cluster`
+NAME = "trainyard"  # the namespace of `trainyard:cluster`, and the default name of a project
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Project:
     """A Pulumi project.
 
     `folder`: to which `job.source` is relative, and below which `build/` has reports and archives. `stacks`: of the
-    stack files. `program`: of the Pulumi program, in which the engine works.
+    stack files. `program`: of the Pulumi program, in which the engine works. `name`: of the Pulumi project.
+    Tags and IAM paths contain it: an account may have stacks of the same name in several projects.
     """
 
     folder: Path
     stacks: Path
     program: Path
+    name: str = NAME
 
     @property
     def build(self) -> Path:
@@ -84,8 +87,8 @@ def find_project(start: Path) -> Project:
 def find_own_project(start: Path) -> Project | None:
     """Return the project of the folder `start`, if any.
 
-    That is the first of `start` and the folders above it that has Trainyard's Pulumi.yaml, or a folder `trainyard` with
-    stack files that is no clone of Trainyard. Raises InputError for an unreadable Pulumi.yaml.
+    That is the first of `start` and the folders above it that has a Pulumi.yaml of Trainyard, or a folder `trainyard`
+    with stack files that is no clone of Trainyard. Raises InputError for an unreadable Pulumi.yaml.
     """
     start = start.absolute()
     for folder in (start, *start.parents):
@@ -107,17 +110,25 @@ def read_project(folder: Path) -> Project:
         folder=folder,
         stacks=folder / str(document.get("stackConfigDir", ".")),
         program=main.parent if main.is_file() else main,
+        name=str(document.get("name") or NAME),
     )
 
 
-def engine_project(program: Path, virtualenv: str) -> dict[str, Any]:
+def engine_project(program: Path, virtualenv: str, name: str = NAME) -> dict[str, Any]:
     """Return the content of a Pulumi.yaml in another folder. `virtualenv`: the Python environment of the program."""
     runtime = {"name": "python", "options": {"toolchain": "pip", "virtualenv": virtualenv}}
-    return {"name": NAME, "main": str(program), "runtime": runtime}
+    return {"name": name, "main": str(program), "runtime": runtime}
 
 
 def _is_project(folder: Path) -> bool:
-    return (folder / PROJECT_FILE).is_file() and _read_document(folder).get("name") == NAME
+    """Whether the folder has a Pulumi.yaml with the default name, or one and stack files with Trainyard's settings."""
+    if not (folder / PROJECT_FILE).is_file():
+        return False
+    document = _read_document(folder)
+    if document.get("name") == NAME:
+        return True
+    files = (folder / str(document.get("stackConfigDir", "."))).glob("Pulumi.*.yaml")
+    return any(f"{CONFIG_KEY}:" in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
 def _read_document(folder: Path) -> dict[str, Any]:

@@ -25,6 +25,8 @@ CONTROLLER_ENDPOINT = "head/controller.json"
 BAKE_EVENTS = "bake/events/"
 ARCHIVED = "archived.json"
 REPLACED_NODES = "replaced-nodes.json"
+# Of the data bucket, where it is a bucket of the user: the tag of the only stack that may write to it.
+STACK_OF_BUCKET = "trainyard-stack.txt"
 WHEELS = "job/wheels/"
 UPLOADS = "uploads/"
 COMMIT_MARK = ".metadata"

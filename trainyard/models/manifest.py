@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from trainyard.aws import tags
 from trainyard.base import StrictModel
 from trainyard.config.shared_settings import FSX_MOUNT_POINT, RESERVED_MARKETS, JobSpec, Market, NodeSettings
 from trainyard.models.layout import split_s3_uri
@@ -274,6 +275,11 @@ class Manifest(StrictModel):
     node: NodeSettings = Field(description="How nodes get their software.")
     job: Job = Field(description="The job.")
     limits: Limits = Field(description="Deadlines.")
+
+    @property
+    def stack_tag(self) -> str:
+        """The value of the tag that all resources of the stack have."""
+        return tags.stack_tag(self.project, self.stack)
 
     @property
     def nodes(self) -> int:

@@ -62,7 +62,7 @@ def bake(cluster: Cluster, options: BakeOptions, display: Display) -> BakeResult
     group = _find_group(cluster, options.group)
     instance_type = options.instance_type or group.instance_type
     has_drivers = instance_type == group.instance_type
-    template, images = read_launch_template(cluster, group), StackImages(cluster.stack, cluster.region)
+    template, images = read_launch_template(cluster, group), StackImages(cluster)
     content = compute_content(cluster.manifest, group, images.source_image(template.image), has_drivers)
     if expired := terminate_builders(cluster, time.time()):
         display.line("builder", f"terminated builders of an earlier bake that was killed: {', '.join(expired)}")

@@ -104,7 +104,7 @@ def _no_block(region: str, key: str, value: str | None, reason: str) -> InputErr
 def buy_offering(
     region: str, stack: str, offerings: list[BlockOffering], name: str, confirm: Callable[[str], None]
 ) -> Purchase:
-    """Purchase one of the offerings. `confirm` receives the price and raises to refuse it.
+    """Purchase one of the offerings. `stack`: its `stack_tag`. `confirm` receives the price and raises to refuse it.
 
     A purchased block has the tag of the stack. Raises InputError for an offering that AWS does not offer any more, and
     UnknownPurchaseError, whose message lists the purchases until now, when AWS does not respond.

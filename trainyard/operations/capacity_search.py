@@ -218,7 +218,7 @@ def _cancel_others(request: CapacityRequest, kept: str | None, display: Display)
         display.line(
             "capacity",
             f"the reservations of this launch could not be listed: {error}. One whose creation had no response is "
-            f"billed until its end date. To list them: {list_command(request.region, request.stack)}",
+            f"billed until its end date. To list them: {list_command(request.region, request.tags[tags.STACK])}",
         )
 
 

@@ -12,7 +12,7 @@ from trainyard.aws import tags
 from trainyard.aws.access_problems import region_missing
 from trainyard.aws.region import configured_region, require_known_region
 from trainyard.aws.s3 import Bucket, find_buckets
-from trainyard.config.project import Project
+from trainyard.config.project import NAME, Project
 from trainyard.errors import InputError, Problem
 from trainyard.models.health_check import HealthCheckResult
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, split_s3_uri
@@ -63,7 +63,7 @@ class Cluster:
 
     def _find_bucket(self, role: str) -> Bucket | None:
         try:
-            names = find_buckets(self.region, {tags.STACK: self.stack, tags.ROLE: role})
+            names = find_buckets(self.region, {tags.STACK: self.stack_tag, tags.ROLE: role})
         except (BotoCoreError, ClientError) as error:
             raise RuntimeError(f"cannot list the buckets of stack {self.stack}: {error}") from error
         if len(names) > 1:
@@ -72,6 +72,16 @@ class Cluster:
                 "Remove the tag from all but one"
             )
         return Bucket(names[0], self.region) if names else None
+
+    @property
+    def project_name(self) -> str:
+        """The name of the Pulumi project."""
+        return self.project.name if self.project else NAME
+
+    @property
+    def stack_tag(self) -> str:
+        """The value of the tag that all resources of the stack have."""
+        return tags.stack_tag(self.project_name, self.stack)
 
     @cached_property
     def staging(self) -> Bucket | None:

@@ -17,7 +17,6 @@ from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.s3 import ABORT_UPLOADS_DAYS, Bucket, find_buckets
 from trainyard.aws.stack_key import STACK_KEY_USAGE, key_description, key_policy
-from trainyard.config.project import NAME
 from trainyard.config.settings import StackSettings
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError
@@ -50,7 +49,7 @@ def find_data_bucket(cluster: Cluster, settings: StackSettings) -> Bucket | None
 
 def _find_new_bucket(cluster: Cluster) -> Bucket | None:
     """Return a bucket that AWS's tag index does not list yet; None without one, or without permission to list."""
-    s3, expected = client("s3", cluster.region), {tags.STACK: cluster.stack, tags.ROLE: tags.DATA_BUCKET}
+    s3, expected = client("s3", cluster.region), {tags.STACK: cluster.stack_tag, tags.ROLE: tags.DATA_BUCKET}
     try:
         names = [item["Name"] for item in s3.list_buckets()["Buckets"] if item["Name"].startswith(_NAME_PREFIX)]
     except ClientError:
@@ -94,7 +93,7 @@ def create_data_bucket(cluster: Cluster, settings: StackSettings, display: Displ
             display.line("data", f"delete the empty bucket {name}, which could not be configured: {error}")
         raise
     display.line("data", f"created the bucket {name}; trainyard up -s {cluster.stack} imports it")
-    expected = {tags.STACK: cluster.stack, tags.ROLE: tags.DATA_BUCKET}
+    expected = {tags.STACK: cluster.stack_tag, tags.ROLE: tags.DATA_BUCKET}
     _wait_for_index(cluster, f"the bucket {name}", lambda: find_buckets(region, expected) == [name], display)
     return Bucket(name, region)
 
@@ -117,12 +116,12 @@ def ensure_configured(cluster: Cluster, settings: StackSettings, bucket: Bucket,
 
 
 def _tags(cluster: Cluster, settings: StackSettings, role: str) -> dict[str, str]:
-    return {**settings.tags, **tags.own_tags(NAME, cluster.stack, role)}
+    return {**settings.tags, **tags.own_tags(cluster.project_name, cluster.stack, role)}
 
 
 def _find_key(cluster: Cluster) -> str | None:
     """Return the ARN of the stack's enabled key; None without one."""
-    filters: Mapping[str, str] = {tags.STACK: cluster.stack, tags.ROLE: tags.STACK_KEY}
+    filters: Mapping[str, str] = {tags.STACK: cluster.stack_tag, tags.ROLE: tags.STACK_KEY}
     response = client("resourcegroupstaggingapi", cluster.region).get_resources(
         TagFilters=[{"Key": key, "Values": [value]} for key, value in filters.items()], ResourceTypeFilters=["kms:key"]
     )

@@ -84,7 +84,7 @@ def audit(
     """Return the retained and the remaining resources of the stack; repeat until nothing remains or the timeout."""
     deadline = time.monotonic() + timeout_seconds
     while True:
-        resources = tagged_resources(cluster.region, tags.STACK, cluster.stack)
+        resources = tagged_resources(cluster.region, tags.STACK, cluster.stack_tag)
         retained = tuple(_existing(resource) for resource in resources if _is_retained(resource))
         remaining = tuple(_existing(resource) for resource in resources if not _is_retained(resource))
         if not remaining or time.monotonic() >= deadline:

@@ -54,7 +54,7 @@ class LaunchTemplate:
         text = base64.b64decode(self.data["UserData"]).decode()
         changed, count = _WORKER_COMMAND.subn(rf"\1builder\2 --until {until:.0f}", text)
         if count != 1 or "--until" not in text:
-            stack = self.tags.get(tags.STACK, "STACK")
+            stack = self.tags.get(tags.STACK, "STACK").rpartition("/")[2]
             raise LaunchError(
                 "the workers' launch template was created by an earlier version of Trainyard: run trainyard up -s "
                 f"{stack}, then trainyard bake -s {stack}"
@@ -126,8 +126,9 @@ class Builder:
 
     def tags(self, stack_tags: Tags, until: float) -> Tags:
         """Return the builder's tags; `until` is its end (Unix time, seconds)."""
-        stack = self._cluster.stack
-        role_tags = {"Name": f"trainyard-{stack}-builder", tags.ROLE: tags.BUILDER, tags.STACK: stack}
+        cluster = self._cluster
+        name = f"trainyard-{cluster.stack}-builder"
+        role_tags = {"Name": name, tags.ROLE: tags.BUILDER, tags.STACK: cluster.stack_tag}
         return {**stack_tags, **role_tags, tags.BAKE: self._bake, tags.UNTIL: f"{until:.0f}"}
 
     def launch(self, request: Mapping[str, Any]) -> str:
@@ -206,7 +207,7 @@ def terminate_builders(cluster: Cluster, expired_at: float | None = None) -> lis
     `expired_at`: only those whose time ended before this Unix time, else all. A running builder terminates itself; a
     stopped one does not.
     """
-    builders = _find_builders(cluster.region, {tags.STACK: cluster.stack, tags.ROLE: tags.BUILDER})
+    builders = _find_builders(cluster.region, {tags.STACK: cluster.stack_tag, tags.ROLE: tags.BUILDER})
     expired = [name for name, until in builders.items() if expired_at is None or until <= expired_at]
     if expired:
         ec2.terminate_instances(cluster.region, expired)

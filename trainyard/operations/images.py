@@ -10,6 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from trainyard.aws import tags
 from trainyard.aws.ec2 import Tags, create_image, delete_image, describe_image, find_images, tags_of
 from trainyard.models.manifest import Manifest, WorkerGroup
+from trainyard.operations.cluster import Cluster
 from trainyard.operations.errors import LaunchError
 from trainyard.operations.progress import Display
 
@@ -30,20 +31,23 @@ class ImageContent:
     source: str
     has_drivers: bool
 
-    def tags(self, stack_tags: Tags, stack: str) -> Tags:
+    def tags(self, stack_tags: Tags) -> Tags:
         """Return the tags of image and snapshots; `stack_tags` are those of the stack's other resources."""
         return {
             **stack_tags,
-            "Name": self.name(stack),
+            "Name": self.name(stack_tags[tags.STACK]),
             tags.ROLE: tags.IMAGE,
             tags.CONTENT: self.sha256,
             tags.SOURCE: self.source,
         }
 
     def name(self, stack: str) -> str:
-        """Return the name of the image, which EC2 limits to 128 characters."""
+        """Return the name of the image, unique in account and region, at most 128 characters.
+
+        `stack`: its `stack_tag`.
+        """
         suffix = f"-{self.bundle[:12]}-{self.sha256[:8]}"
-        return f"trainyard-{stack}"[: _MAX_NAME_LENGTH - len(suffix)] + suffix
+        return stack.replace("/", "-")[: _MAX_NAME_LENGTH - len(suffix)] + suffix
 
 
 def compute_content(manifest: Manifest, group: WorkerGroup, source: str, has_drivers: bool) -> ImageContent:
@@ -64,8 +68,8 @@ def compute_content(manifest: Manifest, group: WorkerGroup, source: str, has_dri
 class StackImages:
     """The baked images of a stack, in its account and region."""
 
-    def __init__(self, stack: str, region: str) -> None:
-        self._stack, self._region = stack, region
+    def __init__(self, cluster: Cluster) -> None:
+        self._stack, self._tag, self._region = cluster.stack, cluster.stack_tag, cluster.region
 
     def source_image(self, image: str) -> str:
         """Return the image that a baked image is based on, so that images are not based on each other; else the image.
@@ -92,7 +96,7 @@ class StackImages:
     def find(self, content: ImageContent) -> str | None:
         """Return the newest image with this content, available ones before pending ones; None when there is none."""
         images = find_images(
-            self._region, {tags.CONTENT: content.sha256, tags.STACK: self._stack}, ["available", "pending"]
+            self._region, {tags.CONTENT: content.sha256, tags.STACK: self._tag}, ["available", "pending"]
         )
         newest = max(images, key=lambda image: (image["State"] == "available", image["CreationDate"]), default=None)
         return None if newest is None else str(newest["ImageId"])
@@ -100,8 +104,7 @@ class StackImages:
     def create(self, instance: str, content: ImageContent, stack_tags: Tags) -> str:
         """Start the creation of an image from a stopped instance; return the image's id."""
         description = f"Trainyard stack {self._stack}, bundle {content.bundle[:12]}, based on {content.source}"
-        image_tags = content.tags(stack_tags, self._stack)
-        return create_image(self._region, instance, content.name(self._stack), description, image_tags)
+        return create_image(self._region, instance, content.name(self._tag), description, content.tags(stack_tags))
 
     def wait_until_available(self, image: str, deadline: float, display: Display) -> None:
         """Wait for an image. Raises LaunchError when it fails or is not available at `deadline` (Unix time)."""

@@ -1,6 +1,7 @@
 """Write a stack file in a repository of the user, and what the Pulumi CLI needs to run Trainyard's program there."""
 
 import os
+import re
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.catalog import Gpu, catalog
 from trainyard.config.field_types import is_s3_uri
 from trainyard.config.loader import load_settings
-from trainyard.config.project import FOLDER, PROJECT_FILE, PROJECT_ROOT, Project, find_own_project, read_project
+from trainyard.config.project import FOLDER, NAME, PROJECT_FILE, PROJECT_ROOT, Project, find_own_project, read_project
 from trainyard.config.stack_config import check_stack_name
 from trainyard.errors import InputError, Problem
 
@@ -29,8 +30,9 @@ from infra.program import run
 run(Path(__file__).parent)
 '''
 PROJECT = """\
-# The Pulumi project of Trainyard. Its name is the namespace of `trainyard:cluster` in the stack files.
-name: trainyard
+# The Pulumi project of the stack files in this folder. Tags and IAM paths of AWS resources contain its name: it
+# distinguishes stacks of the same name in one account. Do not change it while a stack is deployed.
+name: {name}
 description: GPU training clusters on AWS
 runtime:
   name: python       # of the active Python environment, which has the package trainyard
@@ -80,7 +82,7 @@ def init_project(stack: str, start: Path, options: InitOptions) -> InitResult:
     _validate(text, project, project.source(stack))
     contents = {
         file: text,
-        project.folder / PROJECT_FILE: PROJECT,
+        project.folder / PROJECT_FILE: PROJECT.format(name=_project_name(start)),
         project.folder / ".gitignore": IGNORED,
         project.program / "__main__.py": PROGRAM,
     }
@@ -94,6 +96,14 @@ def init_project(stack: str, start: Path, options: InitOptions) -> InitResult:
         missing.append(launcher)
     written = tuple(_relative(path, start) for path in missing)
     return InitResult(stack=stack, files=written, commands=_next_commands(stack, _relative(project.folder, start)))
+
+
+def _project_name(folder: Path) -> str:
+    """Return the name of a new Pulumi project: the folder's name, without the characters that Pulumi does not accept.
+
+    Source: pulumi/pulumi, sdk/go/common/tokens, ValidateProjectName.
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.absolute().name).strip("-.")[:100] or NAME
 
 
 def _validate(text: str, project: Project, source: str) -> None:

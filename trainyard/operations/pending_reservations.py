@@ -88,7 +88,7 @@ def cancel_command(region: str, reservation_id: str) -> str:
 
 
 def list_command(region: str, stack: str) -> str:
-    """Return the command of the AWS CLI that lists the reservations of a stack."""
+    """Return the command of the AWS CLI that lists the reservations of a stack. `stack`: its `stack_tag`."""
     filters = f"--filters Name=tag:{tags.STACK},Values={stack}"
     return f"aws ec2 describe-capacity-reservations --region {region} {filters}"
 

@@ -91,7 +91,7 @@ class GroupReservations:
         A reservation of `trainyard reserve` is preferred. Cancels the group's other reservations, and those that do not
         fit. None without a reservation that fits and that EC2 activates. Raises CapacityError (_reject, _take_over).
         """
-        held = reservations.find_reservations(self._region, tags.held_capacity_tags(self._manifest.stack))
+        held = reservations.find_reservations(self._region, tags.held_capacity_tags(self._manifest.stack_tag))
         fitting = []
         for reservation in [*held, *reservations.find_reservations(self._region, self._tags(group))]:
             placed = reservation.placement_group_arn == group.placement_group_arn
@@ -189,7 +189,7 @@ class GroupReservations:
             sleep_with_checks(RETURN_POLL_SECONDS, self._before_attempt)
 
     def _tags(self, group: WorkerGroup) -> dict[str, str]:
-        return {tags.STACK: self._manifest.stack, tags.ROLE: group.name}
+        return {tags.STACK: self._manifest.stack_tag, tags.ROLE: group.name}
 
     def rollback(self) -> None:
         """Cancel the reservations that this launch created, and restore the size of those that it enlarged.
@@ -215,7 +215,7 @@ class GroupReservations:
                 self._cancel([each.id for each in reservations.find_reservations(self._region, self._tags(group))])
         except (BotoCoreError, ClientError) as error:
             text = f"the reservations of the launch were not cancelled and are billed until they end: {error}"
-            command = list_command(self._region, self._manifest.stack)
+            command = list_command(self._region, self._manifest.stack_tag)
             self._display.line("capacity", f"{text}. To list them: {command}")
         if held := self.describe_held():
             self._display.line("capacity", held.strip())
@@ -223,7 +223,7 @@ class GroupReservations:
     def describe_held(self) -> str:
         """Return a sentence on the capacity of `trainyard reserve`, with a trailing space; empty if there is none."""
         try:
-            held = reservations.find_reservations(self._region, tags.held_capacity_tags(self._manifest.stack))
+            held = reservations.find_reservations(self._region, tags.held_capacity_tags(self._manifest.stack_tag))
         except (BotoCoreError, ClientError) as error:
             return f"A reservation of trainyard reserve, which is billed until it ends, could not be listed: {error}. "
         if not held:

@@ -84,7 +84,7 @@ def _find_active(cluster: Cluster, instances: int, instance_type: str, display: 
 
     Raises InputError if it is not what the file of the stack requires.
     """
-    existing = find_reservations(cluster.region, tags.held_capacity_tags(cluster.stack))
+    existing = find_reservations(cluster.region, tags.held_capacity_tags(cluster.stack_tag))
     if not existing:
         return None
     _require_same(cluster.stack, existing[0], instances, instance_type)
@@ -119,7 +119,7 @@ def _reserve(
         instances=group.nodes,
         zones=zones,
         placement_group_arn=_create_placement_group(cluster, settings),
-        tags={**tags.held_capacity_tags(cluster.stack), "Name": f"trainyard-{cluster.stack}-held-capacity"},
+        tags={**tags.held_capacity_tags(cluster.stack_tag), "Name": f"trainyard-{cluster.stack}-held-capacity"},
         launch_id=secrets.token_hex(8),  # until a launch uses it
         hold_seconds=hours * 3600,
         usd_per_hour=node_price,
@@ -141,7 +141,7 @@ def _create_placement_group(cluster: Cluster, settings: StackSettings) -> str | 
     if not any(map(settings.in_placement_group, settings.groups)):
         return None
     name = f"trainyard-{cluster.stack}-{secrets.token_hex(4)}"
-    return placement.create_cluster_group(cluster.region, name, tags.held_capacity_tags(cluster.stack)).arn
+    return placement.create_cluster_group(cluster.region, name, tags.held_capacity_tags(cluster.stack_tag)).arn
 
 
 def _require_same(stack: str, held: CapacityReservation, instances: int, instance_type: str) -> None:
@@ -177,7 +177,7 @@ def cancel_held_capacity(cluster: Cluster, display: Display) -> list[str]:
 
     Raises InputError when the active run uses it.
     """
-    held = find_reservations(cluster.region, tags.held_capacity_tags(cluster.stack))
+    held = find_reservations(cluster.region, tags.held_capacity_tags(cluster.stack_tag))
     reservation_ids = [each.id for each in held]
     run = _active_run(cluster)
     if run is not None and (used := set(reservation_ids) & set(run.reservations)):

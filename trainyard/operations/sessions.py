@@ -83,7 +83,7 @@ def _workers(cluster: Cluster) -> list[str]:
 
 def _stack_instances(cluster: Cluster) -> list[str]:
     """Return the running instances with the stack's tag, such as an image builder."""
-    filters = tags.tag_filters({tags.STACK: cluster.stack})
+    filters = tags.tag_filters({tags.STACK: cluster.stack_tag})
     pages = (
         client("ec2", cluster.region)
         .get_paginator("describe_instances")

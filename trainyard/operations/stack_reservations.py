@@ -18,6 +18,8 @@ CANCELLED_TIMEOUT_SECONDS, CANCELLED_POLL_SECONDS = 10.0, 1.0
 def cancel_reservations_of_stack(region: str, stack: str, display: Display) -> list[str]:
     """Cancel every capacity reservation of the stack; return a text for each that remains and is billed.
 
+    `stack`: its `stack_tag`.
+
     The texts, which are also displayed, have its price and the command that cancels it. An error is displayed.
     """
     try:
@@ -57,7 +59,7 @@ def delete_held_placement_groups(cluster: Cluster, display: Display, *, keep_use
     groups_in_use = cluster.manifest.groups if keep_used and cluster.is_deployed else ()
     used = {group.placement_group_arn for group in groups_in_use}
     try:
-        for group in placement.find_placement_groups(cluster.region, tags.held_capacity_tags(cluster.stack)):
+        for group in placement.find_placement_groups(cluster.region, tags.held_capacity_tags(cluster.stack_tag)):
             if group.arn not in used:
                 placement.delete_placement_group(cluster.region, group.name)
     except (BotoCoreError, ClientError) as error:

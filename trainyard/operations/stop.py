@@ -48,7 +48,7 @@ def stop_run(cluster: Cluster, display: Display, for_replacement: bool = False) 
         StoppingNodes(cluster, display, has_unsaved_data=_end_run(cluster, for_replacement)) if is_deployed else None
     )
     are_terminated = nodes is None or nodes.terminate()
-    remaining = [] if for_replacement else cancel_reservations_of_stack(cluster.region, cluster.stack, display)
+    remaining = [] if for_replacement else cancel_reservations_of_stack(cluster.region, cluster.stack_tag, display)
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while nodes is not None and not are_terminated:
         if time.monotonic() > deadline:

@@ -12,6 +12,7 @@ from rehearsal.adapter.deployment import Deployment, Event
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
 from tests.conftest import aws_environment
+from trainyard.config.project import NAME
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ("infra", "trainyard", "playbooks", "trainer", "stacks", "Pulumi.yaml")
@@ -60,13 +61,13 @@ def tree(tmp_path: Path) -> Path:
 class Deploy:
     """Deploys a stack file of a source tree to an account, and records the events."""
 
-    def __init__(self, root: Path = ROOT) -> None:
-        self.root = root
+    def __init__(self, root: Path = ROOT, project: str = NAME) -> None:
+        self.root, self.project = root, project
         self.events: list[Event] = []
 
     def __call__(self, stack: str, account: EmulatedAccount, file: str | None = None) -> Deployment:
         path = self.root / "stacks" / f"Pulumi.{file or stack}.yaml"
-        return up(path, stack, self.root, account=account, on_event=self.events.append)
+        return up(path, stack, self.root, account=account, on_event=self.events.append, project=self.project)
 
 
 @pytest.fixture(scope="session")

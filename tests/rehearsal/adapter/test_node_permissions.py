@@ -28,11 +28,11 @@ Call = Callable[["Cluster", Client], Any]
 
 
 class Cluster:
-    """Resources of the nodes' stack, and of another stack in the same account."""
+    """Resources of the nodes' stack, and of the stack of the same name of another Pulumi project in the account."""
 
     def __init__(self, aws: EmulatedAws, deployment: Deployment, other: Deployment) -> None:
         self._aws = aws
-        stack = [{"Name": "tag:trainyard:stack", "Values": [deployment.stack]}]
+        stack = [{"Name": "tag:trainyard:stack", "Values": [f"trainyard/{deployment.stack}"]}]
         (reservation,) = boto3.client("ec2").describe_instances(Filters=stack)["Reservations"]
         self._instance = reservation["Instances"][0]["InstanceId"]
         self.exports, self.other_exports = deployment.exports, other.exports
@@ -62,7 +62,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(aws: EmulatedAws, local: Deployment) -> Cluster:
-    other = Deploy()("other-stack", EmulatedAccount(aws.region, run_commands=False), "local")
+    other = Deploy(project="other")("shared", EmulatedAccount(aws.region, run_commands=False), "local")
     s3 = boto3.client("s3")
     for exports in (local.exports, other.exports):
         for key in ("datasets/d/x", "runs/r-1/results/x"):

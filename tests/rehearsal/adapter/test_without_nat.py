@@ -30,7 +30,7 @@ def deployed(aws: EmulatedAws) -> Iterator[Deployment]:
 @pytest.fixture(scope="module")
 def head(aws: EmulatedAws, deployed: Deployment) -> Callable[..., Any]:
     """Return a function that returns clients with the credentials and the network of the head."""
-    (record,) = [each for each in aws.instances() if each.tags.get("trainyard:stack") == STACK]
+    (record,) = [each for each in aws.instances() if each.tags.get("trainyard:stack") == f"trainyard/{STACK}"]
     arn = f"arn:aws:iam::{ACCOUNT}:role/{record.role_name}"
     keys = boto3.client("sts").assume_role(RoleArn=arn, RoleSessionName=record.id)["Credentials"]
     session = boto3.Session(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"])

@@ -23,6 +23,7 @@ from tests.conftest import aws_environment
 from tests.infra.conftest import STACKS
 from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
 from trainyard.config.loader import load_settings
+from trainyard.config.project import read_project
 
 requires_cli = pytest.mark.skipif(
     any(shutil.which(name) is None for name in REQUIRED_PROGRAMS), reason="the Pulumi CLI is not on PATH"
@@ -86,7 +87,7 @@ def create_stack(parent: Path, name: str, plugins: Collection[str] = ()) -> Iter
         with serve_provider(provider) as aws_port, serve_provider(provider) as command_port:
             ports = {"aws": aws_port, "command": command_port}
             attached = {package: port for package, port in ports.items() if package not in plugins}
-            workspace = Workspace(folder / "pulumi", tree / "infra", name, attached)
+            workspace = Workspace(folder / "pulumi", read_project(tree), name, attached)
             config = yaml.safe_load((tree / f"stacks/Pulumi.{name}.yaml").read_text())["config"]
             create_existing_resources(aws, load_settings(config["trainyard:cluster"], tree, name), None)
             workspace.create(config)

@@ -8,6 +8,7 @@ import pytest
 
 from rehearsal.engine import workspace as module
 from rehearsal.engine.workspace import Workspace
+from trainyard.config.project import read_project
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     (tmp_path / "pulumi").mkdir()
-    return Workspace(tmp_path / "pulumi", tmp_path, "a", {})
+    return Workspace(tmp_path / "pulumi", read_project(tmp_path), "a", {})
 
 
 def lock(workspace: Workspace, stack: str, process: int) -> Path:

@@ -130,12 +130,20 @@ def test_stall_seconds_are_returned_once(checkpoints: Checkpoints) -> None:
     assert checkpoints.pop_stall_seconds() == 0
 
 
-def measured_times(folder: Path, group: dist.ProcessGroup, *, asynchronous: bool, saves: int = 1) -> list[SaveTimes]:
+def measured_times(
+    folder: Path,
+    group: dist.ProcessGroup,
+    *,
+    asynchronous: bool,
+    saves: int = 1,
+    before_staging: Callable[[], None] = lambda: None,
+) -> list[SaveTimes]:
     """Return the measured times of saves after which training waits for the copy."""
     measured: list[SaveTimes] = []
     writer = Writer(group, asynchronous=asynchronous, record_times=measured.append)
     for number in range(saves):
         writer.save(trained_state(3), f"{folder}/{number}/", lambda: None, lambda: None)
+        before_staging()
         writer.wait_for_staging()
         writer.wait()
     writer.close()
@@ -145,8 +153,8 @@ def measured_times(folder: Path, group: dist.ProcessGroup, *, asynchronous: bool
 def test_stall_and_duration_of_a_save_are_measured(
     tmp_path: Path, group: dist.ProcessGroup, copying: threading.Event
 ) -> None:
-    threading.Timer(0.2, copying.set).start()
-    (times,) = measured_times(tmp_path, group, asynchronous=True)
+    timer = threading.Timer(0.2, copying.set)
+    (times,) = measured_times(tmp_path, group, asynchronous=True, before_staging=timer.start)
     assert times.stall_seconds > 0.1
     assert times.seconds > 0.1
 

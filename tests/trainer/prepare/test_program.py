@@ -147,6 +147,6 @@ def test_interrupted_run_prints_one_line(many_files: Path, environment: dict[str
     eventually(lambda: any((tmp_path / "work" / "parts").glob("*.json")), "the first shard")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does for Ctrl-C
     output = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
+    assert process.returncode == 130, output
     assert output.splitlines()[-1] == "prepare: interrupted; the same command resumes the run"
     assert "Traceback" not in output

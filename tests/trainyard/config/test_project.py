@@ -39,6 +39,13 @@ def test_folder_with_the_project_file_may_have_another_name(tmp_path: Path) -> N
     assert (project.stacks, project.program) == (tmp_path / "deploy/stacks", tmp_path / "deploy/program")
 
 
+def test_project_of_any_name_is_found_by_its_stack_files(tmp_path: Path) -> None:
+    write(tmp_path, "Pulumi.yaml", text="{name: llm, stackConfigDir: stacks}")
+    write(tmp_path, "stacks/Pulumi.dev.yaml", text="config: {trainyard:cluster: {}}")
+    project = find_project(tmp_path / "stacks")
+    assert (project.folder, project.name) == (tmp_path, "llm")
+
+
 def test_project_of_another_program_is_skipped(tmp_path: Path) -> None:
     write(tmp_path, "trainyard/Pulumi.dev.yaml")
     write(tmp_path, "infra/Pulumi.yaml", text="name: website")

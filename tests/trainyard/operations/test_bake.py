@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 def builders(cluster: clusters.Cluster, *states: str) -> list[dict[str, Any]]:
     """Return every builder, including terminated ones; only those in the named states when any is named."""
-    required_tags = {"trainyard:stack": cluster.stack, "trainyard:role": "builder"}
+    required_tags = {"trainyard:stack": cluster.stack_tag, "trainyard:role": "builder"}
     filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in required_tags.items()]
     reservations = client("ec2", REGION).describe_instances(Filters=filters)["Reservations"]
     instances = [instance for reservation in reservations for instance in reservation["Instances"]]
@@ -63,7 +63,7 @@ def builders(cluster: clusters.Cluster, *states: str) -> list[dict[str, Any]]:
 
 
 def stack_images(cluster: clusters.Cluster) -> list[dict[str, Any]]:
-    filters = [{"Name": "tag:trainyard:stack", "Values": [cluster.stack]}]
+    filters = [{"Name": "tag:trainyard:stack", "Values": [cluster.stack_tag]}]
     response = client("ec2", REGION).describe_images(Owners=["self"], Filters=filters)
     descriptions: list[dict[str, Any]] = response["Images"]
     return descriptions
@@ -199,7 +199,7 @@ def test_different_inputs_have_different_content(cluster: clusters.Cluster) -> N
 def test_image_name_is_limited_to_128_characters(cluster: clusters.Cluster) -> None:
     content = images.compute_content(cluster.manifest, cluster.manifest.groups[0], "ami-1", True)
     assert len(content.name("s" * 200)) == 128
-    assert content.name("a") == f"trainyard-a-{'0' * 12}-{content.sha256[:8]}"
+    assert content.name("mine/a") == f"mine-a-{'0' * 12}-{content.sha256[:8]}"
 
 
 def assert_rollback(cluster: clusters.Cluster, file: Path) -> None:
@@ -386,7 +386,7 @@ def test_unwritable_stack_file_is_refused_before_the_builder_is_launched(
 
 def test_missing_source_image_is_reported(cluster: clusters.Cluster) -> None:
     with pytest.raises(LaunchError, match="the workers' image ami-00000000000000000 does not exist"):
-        images.StackImages(cluster.stack, REGION).source_image("ami-00000000000000000")
+        images.StackImages(Cluster(cluster.stack, REGION)).source_image("ami-00000000000000000")
 
 
 def test_builder_request_is_valid_for_run_instances(cluster: clusters.Cluster) -> None:

@@ -94,7 +94,7 @@ def test_first_upload_creates_the_bucket_with_its_key(account: EmulatedAws, fold
     assert bucket_tags == {
         "team": "a",
         "Name": "trainyard-new-stack-data-bucket",
-        tags.STACK: "new-stack",
+        tags.STACK: "trainyard/new-stack",
         tags.ROLE: tags.DATA_BUCKET,
         tags.KMS_KEY: tags.STACK_KEY,
     }
@@ -124,7 +124,7 @@ def data_buckets() -> list[str]:
 
 def stack_keys(stack: str) -> list[str]:
     response = boto3.client("resourcegroupstaggingapi", region_name=REGION).get_resources(
-        TagFilters=[{"Key": tags.STACK, "Values": [stack]}], ResourceTypeFilters=["kms:key"]
+        TagFilters=[{"Key": tags.STACK, "Values": [f"trainyard/{stack}"]}], ResourceTypeFilters=["kms:key"]
     )
     return [entry["ResourceARN"] for entry in response["ResourceTagMappingList"]]
 

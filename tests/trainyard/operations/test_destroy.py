@@ -34,7 +34,7 @@ bucket.delete()
 @pytest.fixture
 def cluster(account: EmulatedAws) -> clusters.Cluster:
     created = clusters.create_cluster(REGION)
-    role = {tags.STACK: created.stack, tags.ROLE: "workers"}
+    role = {tags.STACK: created.stack_tag, tags.ROLE: "workers"}
     created.autoscaling.create_or_update_tags(
         Tags=[
             {"ResourceId": created.group, "ResourceType": "auto-scaling-group", "PropagateAtLaunch": True}
@@ -121,7 +121,7 @@ def test_destroy_can_be_repeated(cluster: clusters.Cluster, pulumi: Pulumi) -> N
 def test_destroy_ends_the_held_capacity_of_a_stack_without_a_manifest(account: EmulatedAws, pulumi: Pulumi) -> None:
     pulumi.install()
     stack = "held-undeployed"
-    role = tags.held_capacity_tags(stack)
+    role = tags.held_capacity_tags(f"trainyard/{stack}")
     group = placement.create_cluster_group(REGION, stack, role)
     create_reservation(
         REGION,
@@ -139,7 +139,7 @@ def test_destroy_ends_the_held_capacity_of_a_stack_without_a_manifest(account: E
 
 
 def test_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clusters.Cluster, pulumi: Pulumi) -> None:
-    role = tags.held_capacity_tags(cluster.stack)
+    role = tags.held_capacity_tags(cluster.stack_tag)
     group = placement.create_cluster_group(REGION, cluster.stack, role)
     (workers,) = cluster.manifest.groups
     cluster.set_groups((workers.model_copy(update={"placement_group_arn": group.arn}),))
@@ -150,7 +150,7 @@ def test_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clu
 
 def test_pulumi_destroy_deletes_the_placement_group_of_the_launch_template(cluster: clusters.Cluster) -> None:
     """`pulumi destroy` runs the command stop with the manifest."""
-    role = tags.held_capacity_tags(cluster.stack)
+    role = tags.held_capacity_tags(cluster.stack_tag)
     group = placement.create_cluster_group(REGION, cluster.stack, role)
     (workers,) = cluster.manifest.groups
     cluster.set_groups((workers.model_copy(update={"placement_group_arn": group.arn}),))
@@ -223,7 +223,7 @@ def test_audit_lists_existing_resources_with_the_tag(cluster: clusters.Cluster) 
     ec2 = boto3.client("ec2", region_name=REGION)
 
     def tagged(kind: str) -> list[dict[str, object]]:
-        return [{"ResourceType": kind, "Tags": [{"Key": tags.STACK, "Value": cluster.stack}]}]
+        return [{"ResourceType": kind, "Tags": [{"Key": tags.STACK, "Value": cluster.stack_tag}]}]
 
     volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=tagged("volume"))["VolumeId"]
     reservation = ec2.create_capacity_reservation(

@@ -66,6 +66,13 @@ def test_written_files_contain_no_absolute_path(repository: Path) -> None:
         assert str(PROJECT_ROOT) not in file.read_text()
 
 
+@pytest.mark.parametrize(("folder", "name"), [("my model (v2)", "my-model-v2"), ("模型", "trainyard")])
+def test_project_has_the_name_of_the_repository(folder: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir()
+    init_project("dev", tmp_path / folder, options(tmp_path / folder))
+    assert find_project(tmp_path / folder).name == name
+
+
 def test_second_stack_is_added_to_the_project_from_a_folder_below(repository: Path) -> None:
     init_project("dev", repository, options(repository))
     (repository / "trainyard/.gitignore").write_text("/mine/\n")

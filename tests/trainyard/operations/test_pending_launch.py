@@ -40,7 +40,7 @@ def cluster(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[c
     yield created
     account.clear_faults()
     account.set_timing(Timing())
-    cancel_reservations_of_stack(REGION, created.stack, RecordingDisplay())
+    cancel_reservations_of_stack(REGION, created.stack_tag, RecordingDisplay())
 
 
 class WaitingDisplay(RecordingDisplay):
@@ -68,7 +68,7 @@ def launch(cluster: clusters.Cluster, act: Callable[[], object], text: str = "at
 
 
 def reservation_ids(cluster: clusters.Cluster) -> list[str]:
-    return [each.id for each in find_reservations(REGION, {tags.STACK: cluster.stack})]
+    return [each.id for each in find_reservations(REGION, {tags.STACK: cluster.stack_tag})]
 
 
 class LaterLaunch:

@@ -47,7 +47,7 @@ def of_earlier_launch(reserved: ReservedCluster, instances: int = 2, role: str =
         instances=instances,
         end=time.time() + 1200,
         placement_group_arn=None,
-        tags={tags.STACK: reserved.cluster.stack, tags.ROLE: role},
+        tags={tags.STACK: reserved.cluster.stack_tag, tags.ROLE: role},
         token=f"{reserved.cluster.stack}-{instances}-{role}",
     )
 
@@ -139,7 +139,7 @@ def test_reservation_that_ec2_does_not_describe_yet_is_waited_for(
 
 def test_pending_reservation_is_cancelled_by_stop(reserved: ReservedCluster) -> None:
     earlier = of_earlier_launch(reserved)
-    cancel_reservations_of_stack(REGION, reserved.cluster.stack, reserved.display)
+    cancel_reservations_of_stack(REGION, reserved.cluster.stack_tag, reserved.display)
     assert state_of(earlier.id) == "cancelled"
     assert f"capacity cancelled {earlier.id}" in reserved.display.lines
 
@@ -150,7 +150,7 @@ def test_reservation_that_cannot_be_cancelled_is_displayed_with_the_command(
     earlier = of_earlier_launch(reserved)
     with monkeypatch.context() as patch:
         patch.setattr(pending_reservations, "TIMEOUT_SECONDS", 0.2)
-        cancel_reservations_of_stack(REGION, reserved.cluster.stack, reserved.display)
+        cancel_reservations_of_stack(REGION, reserved.cluster.stack_tag, reserved.display)
     command = f"aws ec2 cancel-capacity-reservation --region {REGION} --capacity-reservation-id {earlier.id}"
     assert any(line.endswith(f" minutes. To cancel it: {command}") for line in reserved.display.lines)
 

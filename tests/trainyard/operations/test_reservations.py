@@ -63,7 +63,7 @@ class ReservedCluster:
         return workers.add_nodes({"workers": count}, token, self.display, {"workers": reservation})
 
     def active(self) -> list[CapacityReservation]:
-        return find_reservations(REGION, {tags.STACK: self.cluster.stack})
+        return find_reservations(REGION, {tags.STACK: self.cluster.stack_tag})
 
     def reservation_of(self, node: str) -> str | None:
         (described,) = client("ec2", REGION).describe_instances(InstanceIds=[node])["Reservations"]
@@ -79,7 +79,7 @@ def reserved(account: EmulatedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield created
     account.clear_faults()
     account.set_timing(Timing())
-    stack_reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
+    stack_reservations.cancel_reservations_of_stack(REGION, created.cluster.stack_tag, created.display)
 
 
 def without_capacity(zone: str) -> Capacity:
@@ -275,7 +275,7 @@ def test_reservation_of_another_type_is_cancelled(reserved: ReservedCluster) -> 
         instances=2,
         end=time.time() + 1200,
         placement_group_arn=None,
-        tags={tags.STACK: reserved.cluster.stack, tags.ROLE: "workers"},
+        tags={tags.STACK: reserved.cluster.stack_tag, tags.ROLE: "workers"},
         token="other",
     )
     assert reserved.reserve().id != other.id
@@ -291,7 +291,7 @@ def test_surplus_reservation_is_cancelled(reserved: ReservedCluster) -> None:
         instances=2,
         end=time.time() + 1200,
         placement_group_arn=None,
-        tags={tags.STACK: reserved.cluster.stack, tags.ROLE: "workers"},
+        tags={tags.STACK: reserved.cluster.stack_tag, tags.ROLE: "workers"},
         token="surplus",
     )
     assert reserved.reserve().id == first.id

@@ -60,10 +60,10 @@ class Operator:
         return hold_capacity(self.cluster, settings or settings_of(), hours, self.display, self.questions.append)
 
     def held(self) -> list[CapacityReservation]:
-        return find_reservations(REGION, tags.held_capacity_tags(self.cluster.stack))
+        return find_reservations(REGION, tags.held_capacity_tags(self.cluster.stack_tag))
 
     def placement_groups(self) -> list[placement.PlacementGroup]:
-        return placement.find_placement_groups(REGION, {tags.STACK: self.cluster.stack})
+        return placement.find_placement_groups(REGION, {tags.STACK: self.cluster.stack_tag})
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def create_run(stack: clusters.Cluster) -> tuple[str, str]:
             instances=2,
             end=time.time() + 7200,
             placement_group_arn=None,
-            tags={tags.STACK: stack.stack, tags.ROLE: role},
+            tags={tags.STACK: stack.stack_tag, tags.ROLE: role},
             token=f"{stack.stack}-{role}",
         ).id
         for role in (tags.HELD_CAPACITY, "workers")
@@ -238,8 +238,8 @@ def test_reservation_of_an_active_run_is_not_cancelled(operator: Operator) -> No
     names = create_run(stack)
     with rejects("reservation_in_use", names[0]):
         cancel_held_capacity(Cluster(stack.stack, REGION), operator.display)
-    assert {each.id for each in find_reservations(REGION, {tags.STACK: stack.stack})} == set(names)
-    cancel_reservations_of_stack(REGION, stack.stack, operator.display)
+    assert {each.id for each in find_reservations(REGION, {tags.STACK: stack.stack_tag})} == set(names)
+    cancel_reservations_of_stack(REGION, stack.stack_tag, operator.display)
 
 
 def test_release_cancels_only_held_capacity(operator: Operator) -> None:
@@ -250,8 +250,8 @@ def test_release_cancels_only_held_capacity(operator: Operator) -> None:
     outcome = Outcome(state="succeeded", reason="done", attempts=1, ended_at=time.time())
     stack.data.write(RunLayout(run.run).outcome, outcome.model_dump_json().encode())
     assert cancel_held_capacity(Cluster(stack.stack, REGION), operator.display) == [held]
-    assert [each.id for each in find_reservations(REGION, {tags.STACK: stack.stack})] == [own]
-    cancel_reservations_of_stack(REGION, stack.stack, operator.display)
+    assert [each.id for each in find_reservations(REGION, {tags.STACK: stack.stack_tag})] == [own]
+    cancel_reservations_of_stack(REGION, stack.stack_tag, operator.display)
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_zone_of_the_deployed_stack_is_searched_first(operator: Operator, stack:
 
 def test_active_run_keeps_its_zone(account: EmulatedAws, operator: Operator, stack: clusters.Cluster) -> None:
     create_run(stack)
-    cancel_reservations_of_stack(REGION, stack.stack, operator.display)
+    cancel_reservations_of_stack(REGION, stack.stack_tag, operator.display)
     account.inject(Capacity(limit=0, instance_type=WORKER_TYPE, zone="us-east-1a"))
     with pytest.raises(CapacityError, match=r": us-east-1a: InsufficientInstanceCapacity\. Increase"):
         operator.reserve()

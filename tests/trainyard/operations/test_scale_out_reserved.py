@@ -53,7 +53,7 @@ class ReservedRun:
         return RunRecord.model_validate_json(self.cluster.staging.read(CURRENT_RUN))
 
     def active(self) -> list[CapacityReservation]:
-        return find_reservations(REGION, {tags.STACK: self.cluster.stack})
+        return find_reservations(REGION, {tags.STACK: self.cluster.stack_tag})
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def run(account: EmulatedAws) -> Iterator[ReservedRun]:
     created = ReservedRun()
     yield created
     account.clear_faults()
-    stack_reservations.cancel_reservations_of_stack(REGION, created.cluster.stack, created.display)
+    stack_reservations.cancel_reservations_of_stack(REGION, created.cluster.stack_tag, created.display)
 
 
 def fail(*arguments: object, **options: object) -> list[str]:
@@ -92,7 +92,7 @@ def test_size_is_restored_when_the_rollback_of_the_nodes_fails(
 
 def test_record_names_the_reservation_before_nodes_are_added(run: ReservedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller extends the reservations that the record names."""
-    stack_reservations.cancel_reservations_of_stack(REGION, run.cluster.stack, run.display)
+    stack_reservations.cancel_reservations_of_stack(REGION, run.cluster.stack_tag, run.display)
     launch, named = run.create_launch(), list[str]()
 
     def add_nodes(counts: Mapping[str, int]) -> list[str]:

@@ -243,7 +243,7 @@ def test_reservation_that_remains_is_displayed_with_its_price_and_is_a_failure(
         account.inject(Deny(operation="ec2:CancelCapacityReservation"))
     result = CliRunner().invoke(app, ["stop", "--stack", cluster.stack])
     account.clear_faults()
-    stack_reservations.cancel_reservations_of_stack(REGION, cluster.stack, RecordingDisplay())
+    stack_reservations.cancel_reservations_of_stack(REGION, cluster.stack_tag, RecordingDisplay())
     assert result.exit_code == exit_status
     command = f"aws ec2 cancel-capacity-reservation --region {REGION} --capacity-reservation-id {name}"
     assert (command in result.output) == is_denied
@@ -252,7 +252,7 @@ def test_reservation_that_remains_is_displayed_with_its_price_and_is_a_failure(
 
 def test_placement_group_of_the_launch_template_is_kept(cluster: clusters.Cluster) -> None:
     """The next launch would fail with InvalidPlacementGroup.Unknown."""
-    role = tags.held_capacity_tags(cluster.stack)
+    role = tags.held_capacity_tags(cluster.stack_tag)
     used, _ = (placement.create_cluster_group(REGION, f"{cluster.stack}-{name}", role) for name in "ab")
     (group,) = cluster.manifest.groups
     cluster.set_groups((group.model_copy(update={"placement_group_arn": used.arn}),))

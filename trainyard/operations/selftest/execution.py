@@ -177,7 +177,7 @@ class Execution:
     def wait_for_end(self, minutes: float) -> list[str]:
         """Wait until the run has succeeded, its nodes are terminated and its reservations are cancelled."""
         run, deadline = self._run_id, time.monotonic() + minutes * 60
-        workers, tag = WorkerGroups(self._cluster.manifest), {tags.STACK: self._project.stack}
+        workers, tag = WorkerGroups(self._cluster.manifest), {tags.STACK: self._cluster.stack_tag}
         while True:
             outcome, nodes = self._cluster.outcome(run), workers.members()
             reservations = [each.id for each in find_reservations(self._project.region, tag)]

@@ -105,7 +105,7 @@ def reserve(run: Run) -> str:
         instances=2,
         end=time.time() + 120,
         placement_group_arn=None,
-        tags={tags.STACK: run.cluster.stack},
+        tags={tags.STACK: run.cluster.stack_tag},
         token=run.record.run,
     ).id
     run.record = run.record.model_copy(update={"reservations": (reservation,)})

@@ -75,7 +75,7 @@ def launch_gpu_node(cluster: Any, settings: dict[str, Any], change: dict[str, An
     from trainyard.aws.clients import client
     from trainyard.aws.reservations import create_reservation
 
-    region, market = cluster.manifest.region, {tags.STACK: cluster.stack, tags.ROLE: "workers"}
+    region, market = cluster.manifest.region, {tags.STACK: cluster.stack_tag, tags.ROLE: "workers"}
     options: dict[str, Any] = {"InstanceMarketOptions": {"MarketType": "spot"}}
     if "spot" not in settings["capacity"]:
         reservation = create_reservation(
@@ -110,9 +110,9 @@ def destroy(staging: Any, name: str, region: str) -> None:
     from trainyard.aws import ec2, tags
     from trainyard.aws.reservations import cancel_reservation, find_reservations
 
-    for reservation in find_reservations(region, {tags.STACK: name}):
+    for reservation in find_reservations(region, {tags.STACK: f"trainyard/{name}"}):
         cancel_reservation(region, reservation.id)
-    instances = [each["InstanceId"] for each in ec2.find_instances(region, {tags.STACK: name})]
+    instances = [each["InstanceId"] for each in ec2.find_instances(region, {tags.STACK: f"trainyard/{name}"})]
     ec2.terminate_instances(region, instances)
     if staging.exists():
         autoscaling = boto3.client("autoscaling", region_name=region)
