@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pulumi
 
 from infra.components.boundary import Boundary, BoundaryArgs
+from infra.components.deadline import Deadline, DeadlineArgs
 from infra.components.guardrails import Guardrails, GuardrailsArgs
 from infra.components.head import Head, HeadArgs
 from infra.components.identity import Identity, IdentityArgs
@@ -35,9 +36,10 @@ class PlacementGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Head, worker groups and their placement group."""
+    """Head, worker groups, their placement group, and the deadline of the workers."""
 
     head: Head
+    deadline: Deadline
     groups: Sequence[WorkerGroup]
     placement_group: PlacementGroup
 
@@ -101,7 +103,8 @@ def create_nodes(inputs: Inputs, storage: Storage, network: Network, identity: I
     groups = [
         _create_group(plan, inputs, storage, network, identity, placement_group) for plan in inputs.settings.groups
     ]
-    return Nodes(head=head, groups=groups, placement_group=placement_group)
+    deadline = Deadline("deadline", DeadlineArgs(scope=inputs.scope))
+    return Nodes(head=head, deadline=deadline, groups=groups, placement_group=placement_group)
 
 
 def _select_placement_group(inputs: Inputs) -> PlacementGroup:

@@ -3,6 +3,7 @@
 import base64
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -281,10 +282,6 @@ def create_instance_profile(name: str) -> None:
     iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
 
 
-def _policy(statement: dict[str, Any]) -> str:
-    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-
-
 def create_group(region: str, name: str, template: str, subnet: str, size: int = 0) -> None:
     """Create an Auto Scaling group with `size` instances and a maximum size of four."""
     client("autoscaling", region).create_auto_scaling_group(
@@ -294,6 +291,22 @@ def create_group(region: str, name: str, template: str, subnet: str, size: int =
         LaunchTemplate={"LaunchTemplateName": template, "Version": "1"},
         VPCZoneIdentifier=subnet,
     )
+
+
+def _create_deadline(region: str, schedule_group: str) -> None:
+    """Create a schedule group and, with the first one, the role that its schedules assume."""
+    client("scheduler", region).create_schedule_group(Name=schedule_group)
+    iam, role = client("iam", region), MANIFEST.deadline.role_arn.rpartition("/")[2]
+    service = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "scheduler.amazonaws.com"}}
+    actions = ["autoscaling:UpdateAutoScalingGroup", "ec2:CancelCapacityReservation"]
+    with suppress(iam.exceptions.EntityAlreadyExistsException):
+        iam.create_role(RoleName=role, AssumeRolePolicyDocument=_policy(service))
+        allowed = _policy({"Effect": "Allow", "Action": actions, "Resource": "*"})
+        iam.put_role_policy(RoleName=role, PolicyName="deadline", PolicyDocument=allowed)
+
+
+def _policy(statement: dict[str, Any]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
 def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
@@ -317,6 +330,8 @@ def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
         LaunchTemplateName=stack, LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.xlarge"}
     )
     create_group(region, stack, stack, subnets[0].id)
+    deadline = MANIFEST.deadline.model_copy(update={"schedule_group": f"{stack}-deadline"})
+    _create_deadline(region, deadline.schedule_group)
     group = MANIFEST.groups[0].model_copy(update={"autoscaling_group": stack, "subnets": subnets})
     job_fields = {"data_uri": f"s3://{stack}-data/datasets/d/", **job}
     manifest = MANIFEST.model_copy(
@@ -326,6 +341,7 @@ def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
             "data_bucket": f"{stack}-data",
             "staging_bucket": f"{stack}-staging",
             "head_autoscaling_group": f"{stack}-head",
+            "deadline": deadline,
             "groups": (group,),
             "job": MANIFEST.job.model_copy(update=job_fields),
         }

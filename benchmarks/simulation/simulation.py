@@ -223,6 +223,7 @@ def create_manifest(scenario: Scenario) -> Manifest:
         lifecycle_hook="leave",
         instance_type=INSTANCE_TYPE,
         nodes=scenario.nodes + scenario.spares,
+        max_size=2 * scenario.nodes + scenario.spares,
         subnets=(Subnet(id="subnet-1", zone="us-east-1a"),),
         processes_per_node=PROCESSES,
         gpus=PROCESSES,

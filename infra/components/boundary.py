@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.components.statements import Statement, allow, policy_document
+from infra.components.statements import Statement, allow, policy_document, stack_groups, stack_reservations
 from infra.scope import Scope
-from trainyard.aws import tags
 from trainyard.aws.ecr import EcrImage
 from trainyard.models.layout import split_s3_uri
 
@@ -57,19 +56,13 @@ class Boundary(pulumi.ComponentResource):
 def _statements(args: BoundaryArgs) -> list[Statement]:
     scope = args.scope
     objects = [pulumi.Output.concat(arn, "/*") for arn in args.bucket_arns]
-    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack_tag}}
     regional = f"{scope.region}:{scope.account}"
     statements = [
         allow("Buckets", ["s3:*"], [*args.bucket_arns, *objects]),
         allow("Keys", ["kms:Decrypt", "kms:GenerateDataKey"], args.key_arns),
         allow("Describe", ["autoscaling:Describe*", "ec2:Describe*"], ["*"]),
-        allow("Groups", ["autoscaling:*"], [f"arn:{scope.partition}:autoscaling:{regional}:*"], Condition=tagged),
-        allow(
-            "Reservations",
-            ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"],
-            [f"arn:{scope.partition}:ec2:{regional}:capacity-reservation/*"],
-            Condition=tagged,
-        ),
+        stack_groups(scope, "Groups", ["autoscaling:*"]),
+        stack_reservations(scope, "Reservations", ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"]),
         allow("Sessions", ["ssm:UpdateInstanceInformation", "ssmmessages:*"], ["*"]),
         allow(
             "Logs",

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.components.children import child_options
 from infra.components.perimeter import Perimeter
-from infra.components.statements import Statement, allow, policy_document
+from infra.components.statements import Statement, allow, policy_document, stack_groups, stack_reservations
 from infra.policy.unscoped import UNSCOPED
 from infra.scope import Scope
-from trainyard.aws import tags
 from trainyard.aws.ecr import EcrImage
 from trainyard.models import layout
 
@@ -153,14 +151,6 @@ def _list(args: IdentityArgs) -> Statement:
     return allow("List", ["s3:ListBucket"], [args.data_bucket_arn, args.staging_bucket_arn])
 
 
-def _stack_groups(args: IdentityArgs, sid: str, *actions: str, **conditions: Any) -> Statement:
-    """Allow actions on the stack's groups, selected by tag: the engine generates their names."""
-    scope = args.scope
-    groups = f"arn:{scope.partition}:autoscaling:{scope.region}:{scope.account}:autoScalingGroup:*"
-    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack_tag}}
-    return allow(sid, [f"autoscaling:{action}" for action in actions], [groups], Condition=tagged | conditions)
-
-
 def _lease(args: IdentityArgs) -> Statement:
     """Allow scheduled actions that only reduce a group: they set no maximum size, and a minimum of 0.
 
@@ -168,16 +158,7 @@ def _lease(args: IdentityArgs) -> Statement:
     https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
     """
     conditions = {"Null": {"autoscaling:MaxSize": "true"}, "NumericEqualsIfExists": {"autoscaling:MinSize": "0"}}
-    return _stack_groups(args, "Lease", "PutScheduledUpdateGroupAction", **conditions)
-
-
-def _stack_reservations(args: IdentityArgs) -> Statement:
-    """Allow the extension, reduction and end of the capacity reservations that the launch makes for the stack."""
-    scope = args.scope
-    reservations = f"arn:{scope.partition}:ec2:{scope.region}:{scope.account}:capacity-reservation/*"
-    tagged = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": scope.stack_tag}}
-    actions = ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"]
-    return allow("StackReservations", actions, [reservations], Condition=tagged)
+    return stack_groups(args.scope, "Lease", ["autoscaling:PutScheduledUpdateGroupAction"], **conditions)
 
 
 def _data_key(args: IdentityArgs) -> Statement:
@@ -251,14 +232,16 @@ def _lock_results(args: IdentityArgs) -> list[Statement]:
 def _head(args: IdentityArgs) -> list[Statement]:
     """Permissions of the controller: lease, capacity and instance health of the stack's groups, run records, events."""
     return [
-        _stack_groups(
-            args,
+        stack_groups(
+            args.scope,
             "StackGroups",
-            "SetDesiredCapacity",
-            "DeleteScheduledAction",
-            "TerminateInstanceInAutoScalingGroup",
-            "SetInstanceHealth",
-            "CompleteLifecycleAction",
+            [
+                "autoscaling:SetDesiredCapacity",
+                "autoscaling:DeleteScheduledAction",
+                "autoscaling:TerminateInstanceInAutoScalingGroup",
+                "autoscaling:SetInstanceHealth",
+                "autoscaling:CompleteLifecycleAction",
+            ],
         ),
         _lease(args),
         _unscoped(
@@ -269,7 +252,10 @@ def _head(args: IdentityArgs) -> list[Statement]:
         ),
         _unscoped("DescribeInstances", "ec2:DescribeInstanceTopology", "ec2:DescribeInstanceStatus"),
         _unscoped("DescribeReservations", "ec2:DescribeCapacityReservations", "ec2:DescribeCapacityBlocks"),
-        _stack_reservations(args),
+        # The extension, reduction and end of the reservations that the launch makes.
+        stack_reservations(
+            args.scope, "StackReservations", ["ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"]
+        ),
         _sessions(),
         _list(args),
         _data_key(args),
@@ -297,7 +283,9 @@ def _workers(args: IdentityArgs, job_role_arn: pulumi.Input[str]) -> list[Statem
         allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, *_AGENT_READS, *_AGENT_KEYS)),
         allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_AGENT_KEYS)),
         allow("JobRole", ["sts:AssumeRole"], [job_role_arn]),
-        _stack_groups(args, "Drain", "CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
+        stack_groups(
+            args.scope, "Drain", ["autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat"]
+        ),
         *_wheels(args),
         *_sources(args),
         *_image(args),

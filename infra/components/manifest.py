@@ -10,6 +10,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.archives import Kind
+from infra.components.deadline import Deadline
 from infra.components.filesystem import FileSystem
 from infra.components.vpc import WorkerSubnet
 from infra.components.workers import WorkerGroup
@@ -39,6 +40,7 @@ class ManifestArgs:
     archives: Mapping[Kind, Mapping[str, pulumi.Input[str]]]
     job_role_arn: pulumi.Input[str]
     head_autoscaling_group: pulumi.Input[str]
+    deadline: Deadline
     groups: Sequence[WorkerGroup]
     subnets: Sequence[WorkerSubnet]
     placement_group_arn: pulumi.Input[str] | None
@@ -91,6 +93,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "staging_bucket": args.bucket,
         "job_role_arn": args.job_role_arn,
         "head_autoscaling_group": args.head_autoscaling_group,
+        "deadline": {"schedule_group": args.deadline.schedule_group, "role_arn": args.deadline.role_arn},
         "spares": settings.spares,
         "groups": [_group(args, group) for group in args.groups],
         "base_usd_per_hour": base_usd_per_hour(settings),
@@ -131,6 +134,7 @@ def _group(args: ManifestArgs, group: WorkerGroup) -> dict[str, Any]:
         "other_instance_types": {entry.name: _disks(entry) for entry in others},
         "image": group.image_id,
         "nodes": plan.nodes,
+        "max_size": group.max_size,
         "subnets": [{"id": subnet.id, "zone": subnet.zone} for subnet in args.subnets],
         "reservation": plan.reservation,
         "reserve": settings.reserves_capacity(plan),

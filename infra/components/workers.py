@@ -65,6 +65,7 @@ class WorkerGroup(pulumi.ComponentResource):
     plan: GroupPlan
     autoscaling_group: pulumi.Output[str]
     lifecycle_hook: pulumi.Output[str]
+    max_size: int
     image_id: pulumi.Output[str | None]
 
     def __init__(self, name: str, args: WorkerGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -103,12 +104,13 @@ class WorkerGroup(pulumi.ComponentResource):
             instance_market_options=_market(args.plan),
             capacity_reservation_specification=_reservation(args.plan),
         )
+        # With the replacements that are launched before their nodes are terminated.
+        replacements = _maximum_replacements(args.plan.nodes) if args.launches_before_terminating else 0
+        self.max_size = args.plan.nodes + replacements
         group = aws.autoscaling.Group(
             name,
             min_size=0,
-            # With the replacements that are launched before their nodes are terminated.
-            max_size=args.plan.nodes
-            + (_maximum_replacements(args.plan.nodes) if args.launches_before_terminating else 0),
+            max_size=self.max_size,
             launch_template=(
                 None
                 if spot

@@ -17,6 +17,7 @@ from rehearsal.adapter import (
     kms,
     logs,
     network,
+    scheduler,
     security,
     sns,
     storage,
@@ -146,7 +147,7 @@ def handlers(command: Command) -> dict[str, Handler]:
     """Return the handlers by type token."""
     modules = (
         *(network, security, kms, storage, identity, filesystem),
-        *(compute, autoscaling, logs, sns, guardrails),
+        *(compute, autoscaling, scheduler, logs, sns, guardrails),
     )
     aws_handlers = [handler for module in modules for handler in module.HANDLERS]
     return {handler.type: handler for handler in (*aws_handlers, command)}

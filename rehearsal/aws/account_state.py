@@ -127,6 +127,12 @@ _NAME_FINDERS: dict[str, dict[str, tuple[str, NameFinder] | list[tuple[str, Name
             ("alias", lambda resources: (alias for _, key in _customer_keys(resources) for alias in key.aliases)),
         ]
     },
+    "scheduler": {
+        "schedule_groups": [
+            ("schedule-group", lambda groups: (name for name in groups if name != "default")),
+            ("schedule", lambda groups: (f"{g.name}/{name}" for g in groups.values() for name in g.schedules)),
+        ]
+    },
     "budgets": {"budgets": ("budget", lambda resources: (name for budgets in resources.values() for name in budgets))},
     "cloudwatch": {"paged_metric_data": None},
     "sns": {"sms_attributes": None, "sms_messages": None, "sms_message_objects": None},

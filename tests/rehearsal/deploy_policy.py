@@ -33,7 +33,8 @@ CASES = {**{stack: (stack, {}) for stack in STACKS}, **{name: OTHERS[name] for n
 COMMANDS = {
     "autoscaling": (
         "CancelInstanceRefresh CompleteLifecycleAction CreateOrUpdateTags DeleteScheduledAction LaunchInstances "
-        "PutScheduledUpdateGroupAction SetDesiredCapacity StartInstanceRefresh TerminateInstanceInAutoScalingGroup"
+        "PutScheduledUpdateGroupAction SetDesiredCapacity StartInstanceRefresh TerminateInstanceInAutoScalingGroup "
+        "UpdateAutoScalingGroup"
     ),
     "cloudwatch": "TagResource",
     "ec2": (
@@ -50,8 +51,9 @@ COMMANDS = {
     "s3": (
         "DeleteObjectVersion GetBucketLocation GetBucketPolicy GetBucketPublicAccessBlock GetBucketTagging "
         "GetBucketVersioning GetEncryptionConfiguration GetLifecycleConfiguration GetObject GetObjectTagging "
-        "ListBucket ListBucketVersions PutObjectTagging RestoreObject"
+        "ListBucket ListBucketVersions PutBucketLogging PutBucketObjectLockConfiguration PutObjectTagging RestoreObject"
     ),
+    "scheduler": "CreateSchedule DeleteSchedule TagResource UpdateSchedule",
     "sns": "TagResource",
     "ssm": "StartSession TerminateSession",
 }
@@ -65,6 +67,7 @@ READS = {
     "kms": "Describe* Get* List*",
     "logs": "Describe* ListTagsForResource",
     "s3": "ListAllMyBuckets",
+    "scheduler": "Get* List*",
     "servicequotas": "Get* List*",
     "sns": "Get* List*",
     "sts": "GetCallerIdentity",
@@ -101,7 +104,11 @@ def policy(actions: Iterable[str]) -> dict[str, Any]:
     tagged = [f"{service}:{name}" for service, names in by_service.items() for name in names]
     reads = [f"{service}:{name}" for service, names in READS.items() for name in names.split()]
     own_boundary = {"ArnLike": {"iam:PermissionsBoundary": POLICIES}}
-    services = {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "vpc-flow-logs.amazonaws.com"]}}
+    services = {
+        "StringEquals": {
+            "iam:PassedToService": ["ec2.amazonaws.com", "scheduler.amazonaws.com", "vpc-flow-logs.amazonaws.com"]
+        }
+    }
     linked = [f"arn:aws:iam::*:role/aws-service-role/{service}.amazonaws.com/*" for service in _LINKED_ROLES]
     other_iam = [f"iam:{name}" for name in iam - {*_BOUNDARY_ACTIONS, "PassRole"}]
     return {

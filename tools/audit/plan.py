@@ -47,6 +47,7 @@ TYPES: Mapping[str, str] = {
         "aws_s3_bucket_server_side_encryption_configuration"
     ),
     "aws:s3/bucketVersioning:BucketVersioning": "aws_s3_bucket_versioning",
+    "aws:scheduler/scheduleGroup:ScheduleGroup": "aws_scheduler_schedule_group",
     "aws:sns/topic:Topic": "aws_sns_topic",
     "aws:sns/topicPolicy:TopicPolicy": "aws_sns_topic_policy",
     "aws:sns/topicSubscription:TopicSubscription": "aws_sns_topic_subscription",

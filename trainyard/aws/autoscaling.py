@@ -65,6 +65,11 @@ def set_launch_target(region: str, group: str, subnet: str, reservation: str | N
     )
 
 
+def set_max_size(region: str, group: str, instances: int) -> None:
+    """Set the maximum size of a group."""
+    client("autoscaling", region).update_auto_scaling_group(AutoScalingGroupName=group, MaxSize=instances)
+
+
 def set_desired_capacity(region: str, group: str, instances: int) -> None:
     """Set the desired capacity of a group, regardless of cooldown periods."""
     client("autoscaling", region).set_desired_capacity(

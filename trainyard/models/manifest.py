@@ -71,6 +71,7 @@ class WorkerGroup(StrictModel):
     )
     image: str | None = Field(None, description="AMI id of the group's launch template.")
     nodes: int = Field(gt=0, description="Number of nodes that a launch starts, all or none.")
+    max_size: int = Field(gt=0, description="Maximum size of the Auto Scaling group while nodes may run.")
     subnets: tuple[Subnet, ...] = Field(
         min_length=1, description="Subnets that the group may use, in the order in which the launch tries them."
     )
@@ -211,9 +212,11 @@ UPDATABLE_FIELDS: Mapping[str, Any] = {
     "spares": True,
     "base_usd_per_hour": True,
     "head_autoscaling_group": True,
+    "deadline": True,
     "groups": {
         "__all__": {
             "nodes",
+            "max_size",
             "other_instance_types",
             "capacity_start_time",
             "capacity_end_time",
@@ -227,6 +230,13 @@ UPDATABLE_FIELDS: Mapping[str, Any] = {
         }
     },
 }
+
+
+class Deadline(StrictModel):
+    """Where the launch schedules the termination of the workers, which no node can move."""
+
+    schedule_group: str = Field(description="Name of the schedule group of EventBridge Scheduler.")
+    role_arn: str = Field(description="ARN of the role that its schedules assume.")
 
 
 class Manifest(StrictModel):
@@ -255,6 +265,7 @@ class Manifest(StrictModel):
         description="ARN of the role of the job, which agents assume for it.",
         json_schema_extra={"producer": "infra/components/identity.py"},
     )
+    deadline: Deadline = Field(description="Termination of the workers by EventBridge Scheduler.")
     head_autoscaling_group: str = Field(
         description="Name of the Auto Scaling group of the head, which AWS replaces when it fails.",
         json_schema_extra={"producer": "infra/components/head.py"},

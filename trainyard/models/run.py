@@ -11,6 +11,8 @@ from trainyard.models.events import RankFailure
 from trainyard.models.manifest import Archive, Job, Limits, Manifest
 
 NO_RUN = "none"
+# After the time limit the controller requests a checkpoint, and nodes leave their group within 10 minutes.
+TERMINATION_MARGIN_SECONDS = 30 * 60.0
 NodeChange = Literal["none", "software", "instances"]
 """What a new run changes on existing nodes: nothing, their software by the playbook, or all instances."""
 
@@ -84,6 +86,11 @@ class RunRecord(StrictModel):
         It never ends before the scheduled start: nodes that AWS starts then would have no lease.
         """
         return min(max(now, self.start) + self.limits.lease_minutes * 60, self.deadline)
+
+    @property
+    def termination_time(self) -> float:
+        """Unix time at which EventBridge Scheduler terminates the workers, later than any end that is controlled."""
+        return self.start + self.limits.time_limit_minutes * 60 + TERMINATION_MARGIN_SECONDS
 
     @property
     def limited_by_capacity(self) -> bool:

@@ -155,7 +155,8 @@ class LaunchOperation:
         self.phases[name] = round(time.monotonic() - start_time, 3)
 
     def write_record(self, record: RunRecord) -> None:
-        """Write the record of the current run, which the controller follows."""
+        """Write the record of the current run, which the controller follows, and schedule the end of its cost."""
+        self.workers.put_deadline(record.termination_time, record.reservations)
         content = record.model_dump_json().encode()
         self.cluster.data.write(RunLayout(record.run).record, content)
         assert self.cluster.staging is not None

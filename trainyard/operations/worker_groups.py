@@ -6,6 +6,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import autoscaling
+from trainyard.aws.deadline import put_deadline, read_deadline
 from trainyard.aws.lease import put_lease, read_lease
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.aws.scheduled_start import cancel_scheduled_start, put_scheduled_start, read_scheduled_start
@@ -28,7 +29,7 @@ class WorkerGroups:
         self._launched: dict[str, None] = {}  # in the order of the launch
         self._earlier_capacity: dict[str, int] = {}
         self._group_of: dict[str, WorkerGroup] = {}
-        self._region = manifest.region
+        self._region, self._deadline = manifest.region, manifest.deadline
         self._descriptions: list[dict[str, Any]] = []
         self._latest_response: dict[str, list[dict[str, Any]]] = {}
 
@@ -255,6 +256,22 @@ class WorkerGroups:
     def put_lease(self, until: float) -> None:
         """Schedule the termination of all workers at `until` (Unix time, seconds); AWS itself runs it."""
         put_lease(self._region, self._groups, until)
+
+    def put_deadline(self, until: float, reservations: Iterable[str]) -> None:
+        """Schedule the termination of all workers and the end of reservations at `until` (Unix time, seconds).
+
+        An earlier deadline that has passed has set the maximum size of the groups to 0: this call restores it.
+        """
+        deadline = self._deadline
+        put_deadline(self._region, deadline.schedule_group, deadline.role_arn, until, self._groups, reservations)
+        for group in self._describe():
+            name = group["AutoScalingGroupName"]
+            if group["MaxSize"] < self._groups[name].max_size:
+                autoscaling.set_max_size(self._region, name, self._groups[name].max_size)
+
+    def deadline(self) -> float | None:
+        """Return the time of the scheduled termination, Unix time in seconds; None without one."""
+        return read_deadline(self._region, self._deadline.schedule_group, self._groups)
 
     def lease(self) -> float | None:
         """Return the end of the lease, Unix time in seconds; None when no group has a lease."""

@@ -11,7 +11,7 @@ from moto.ssm.models import ssm_backends
 
 from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.iam.policies import AccessRequest
-from rehearsal.aws.iam.required_actions_iam import iam_request
+from rehearsal.aws.iam.required_actions_iam import iam_request, pass_role, passed_roles
 from rehearsal.aws.iam.required_actions_s3 import s3_required_requests
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
@@ -66,12 +66,17 @@ def required_requests(call: Call, environ: dict[str, Any], body: bytes) -> Itera
             raise NotImplementedError(f"{action} by a role: its authorization is not evaluated")
     elif call.service == "iam":
         yield iam_request(call.operation, parse_qs(body.decode()))
+        yield from passed_roles(call, parse_qs(body.decode()))
     elif call.service == "ec2" and call.operation.startswith("Describe"):
         yield AccessRequest(action, "*")
     elif action in {"ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"}:
         yield _reservation_request(action, call, parse_qs(body.decode()))
     else:
         yield AccessRequest(action, None)
+        if call.service == "scheduler" and (target := json.loads(body or b"{}").get("Target")):
+            yield pass_role(target["RoleArn"], "scheduler")
+        elif call.service == "ec2":
+            yield from passed_roles(call, parse_qs(body.decode()))
 
 
 def iam_action(service: str, operation: str) -> str:

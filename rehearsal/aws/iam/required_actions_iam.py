@@ -3,11 +3,13 @@
 https://docs.aws.amazon.com/service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from moto.iam.models import iam_backends
 
 from rehearsal.aws.iam.policies import AccessRequest
+from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
 
 Parameters = dict[str, list[str]]
@@ -33,6 +35,22 @@ def iam_request(operation: str, parameters: Parameters) -> AccessRequest:
     role = _find_role(_value(parameters, "RoleName"))
     boundary = requested or (role.permissions_boundary_arn if role else None)
     return AccessRequest(action, resource, {"iam:permissionsboundary": boundary})
+
+
+def pass_role(role_arn: str, service: str) -> AccessRequest:
+    """Return the access request for a role that a caller passes to an AWS service.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+    """
+    return AccessRequest("iam:PassRole", role_arn, {"iam:passedtoservice": f"{service}.amazonaws.com"})
+
+
+def passed_roles(call: Call, parameters: Parameters) -> Iterator[AccessRequest]:
+    """Yield the access requests for the roles that a call of IAM or EC2 passes to a service."""
+    if call.operation == "AddRoleToInstanceProfile" and (role := _find_role(_value(parameters, "RoleName"))):
+        yield pass_role(role.arn, "ec2")
+    elif call.operation == "CreateFlowLogs" and (arn := _value(parameters, "DeliverLogsPermissionArn")):
+        yield pass_role(arn, "vpc-flow-logs")
 
 
 def _resource(operation: str, parameters: Parameters) -> str | None:

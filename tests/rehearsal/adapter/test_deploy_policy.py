@@ -65,6 +65,7 @@ def test_policy_is_smaller_than_the_limit_of_managed_policies() -> None:
 
 TRUST = json.dumps({"Statement": []})
 BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/trainyard/p/s/boundary"
+OTHER_ROLE, UNIVERSAL = f"arn:aws:iam::{ACCOUNT}:role/other", "arn:aws:scheduler:::aws-sdk"
 WIDE = json.dumps({"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]})
 DENIED: dict[str, Callable[[boto3.Session], Any]] = {
     "a role outside of the path": lambda session: session.client("iam").create_role(
@@ -81,6 +82,12 @@ DENIED: dict[str, Callable[[boto3.Session], Any]] = {
     ),
     "permissions of the operator": lambda session: session.client("iam").put_role_policy(
         RoleName=NAME, PolicyName="wide", PolicyDocument=WIDE
+    ),
+    "a role of another application in a schedule": lambda session: session.client("scheduler").create_schedule(
+        Name="other",
+        ScheduleExpression="at(2030-01-01T00:00:00)",
+        FlexibleTimeWindow={"Mode": "OFF"},
+        Target={"Arn": f"{UNIVERSAL}:autoscaling:updateAutoScalingGroup", "RoleArn": OTHER_ROLE, "Input": "{}"},
     ),
     "a user": lambda session: session.client("iam").create_user(UserName="other"),
     "a bucket of another application": lambda session: session.client("s3").create_bucket(Bucket="other-application"),

@@ -39,7 +39,7 @@ def test_folder_with_the_project_file_may_have_another_name(tmp_path: Path) -> N
     assert (project.stacks, project.program) == (tmp_path / "deploy/stacks", tmp_path / "deploy/program")
 
 
-def test_project_of_any_name_is_found_by_its_stack_files(tmp_path: Path) -> None:
+def test_stack_files_identify_a_project_of_any_name(tmp_path: Path) -> None:
     write(tmp_path, "Pulumi.yaml", text="{name: llm, stackConfigDir: stacks}")
     write(tmp_path, "stacks/Pulumi.dev.yaml", text="config: {trainyard:cluster: {}}")
     project = find_project(tmp_path / "stacks")

@@ -13,7 +13,7 @@ from trainyard.operations.stack_reservations import cancel_reservations_of_stack
 REGION = "us-east-1"
 
 
-def test_stack_of_another_project_is_not_found(account: EmulatedAws) -> None:
+def test_stack_of_another_project_is_not_deployed(account: EmulatedAws) -> None:
     created = clusters.create_cluster(REGION)
     own = Cluster(created.stack, REGION, project=read_project(PROJECT_ROOT))
     other = Cluster(created.stack, REGION, project=replace(read_project(PROJECT_ROOT), name="other"))
