@@ -207,7 +207,7 @@ class AttemptTorchrun(Torchrun):
         node, run, manifest = self._node, self._run, self._manifest
         assert control.master is not None, "the controller requests no attempt without it"
         writable = self._create_folders(self._folder)
-        prepare: list[list[str]] = []
+        install: list[list[str]] = []
         if run.job.source is None:
             assert run.job.train is not None
             config = self._folder / "config.json"
@@ -219,9 +219,9 @@ class AttemptTorchrun(Torchrun):
             self._remove_earlier_work()
             copy_source(source, folder, self._user)
             job, writable = list(run.job.command), [*writable, folder]
-            prepare += self._prepare_environment(source)
+            install = self._install_commands(source)
         command = torchrun_command(
-            python=self._folder / VENV / "bin/python" if prepare else job_python(manifest, run.job.container),
+            python=self._folder / VENV / "bin/python" if install else job_python(manifest, run.job.container),
             nodes=control.nodes,
             instance=node.instance,
             master=control.master,
@@ -233,16 +233,13 @@ class AttemptTorchrun(Torchrun):
             binds_numa=bool(self._group.gpus and manifest.node.use_gpus and not (self._image or manifest.node.venv)),
             launcher=self._launcher,
         )
-        model = model_location(manifest, run.job)
-        if run.job.model_uri is not None and model is not None and not run.job.reads_hub:
-            prepare.append([sys.executable, model_program.__file__, run.job.model_uri, model, node.region])
         variables = self._variables(self.number) | read_secrets(run.job.secrets, node.region)
         if self._image is not None:  # root runs the client of the container with these variables
             variables = {name: value for name, value in variables.items() if not _CLIENT_VARIABLE.match(name)}
-        launch = Launch(writable, prepare, in_container=self._image is not None)
+        launch = Launch(writable, [*install, *self._download_commands()], in_container=self._image is not None)
         self._unit.start(in_container(self._image, command, writable), folder, variables, launch)
 
-    def _prepare_environment(self, source: Path) -> list[list[str]]:
+    def _install_commands(self, source: Path) -> list[list[str]]:
         """Commands that install the requirements of a custom job. A container image has all packages of its job."""
         run, settings = self._run, self._manifest.node
         requirements = source / source_environment.REQUIREMENTS
@@ -251,6 +248,13 @@ class AttemptTorchrun(Torchrun):
         lock, python = run.requirements.uri if run.requirements else "", job_python(self._manifest, None)
         options = [str(requirements), lock, settings.package_index or "", str(python), str(self._folder / VENV)]
         return [[sys.executable, source_environment.__file__, *options]]
+
+    def _download_commands(self) -> list[list[str]]:
+        """Commands that download the model of the job."""
+        job, model = self._run.job, model_location(self._manifest, self._run.job)
+        if job.model_uri is None or model is None or job.reads_hub:
+            return []
+        return [[sys.executable, model_program.__file__, job.model_uri, model, self._node.region]]
 
     def _create_folders(self, folder: Path) -> list[Path]:
         """Create the folders of an attempt that the job may write, and return them."""

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -137,6 +139,29 @@ def test_job_with_satisfied_requirements_runs(node: NodeWithAgent) -> None:
     node.request(1)
     node.finish(0)
     node.wait_for("workers_done 1")
+
+
+@pytest.mark.parametrize("downloads_only", [False, True])
+def test_a_download_of_the_model_does_not_select_the_interpreter(
+    node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch, downloads_only: bool
+) -> None:
+    """Only an environment that the attempt installs replaces that of the node."""
+    interpreters: list[Path] = []
+
+    def torchrun_command(**options: Any) -> list[str]:
+        interpreters.append(options["python"])
+        return ["/bin/true"]
+
+    monkeypatch.setattr(attempt_module, "torchrun_command", torchrun_command)
+    monkeypatch.setattr(AttemptTorchrun, "_download_commands", lambda _: [["/bin/true"]])
+    node.set_requirements("boto3\n")
+    if downloads_only:
+        (node.folder / "bundle/requirements.txt").unlink()
+    node.request(1)
+    node.wait_for("workers_done 1")
+    attempt = node.folder / "runs" / node.record.run / "attempt-0001"
+    environment = Path(sys.prefix) if downloads_only else attempt / "venv"
+    assert interpreters == [environment / "bin/python"]
 
 
 def test_superseded_attempt_is_stopped_without_checkpoint(node: NodeWithAgent) -> None:
