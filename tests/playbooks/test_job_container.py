@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trainyard.node.agent.job_container import CLIENT_VARIABLES, VARIABLE_PREFIX
 from trainyard.node.identity import CONTAINER_NAME, CONTAINER_WRAPPER
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
@@ -21,11 +22,13 @@ def role_variables(role: str) -> dict[str, Any]:
 
 def test_the_playbook_passes_the_values_of_the_agent_to_the_role() -> None:
     container = role_variables("container")
-    assert container["container_name"] == "{{ job_container.name }}"
-    assert container["container_wrapper"] == "{{ job_container.wrapper }}"
+    for name in ("name", "wrapper", "variable_prefix", "client_variables"):
+        assert container[f"container_{name}"] == f"{{{{ job_container.{name} }}}}"
 
 
-@pytest.mark.parametrize("value", [f"{CONTAINER_NAME} ", f"{CONTAINER_NAME}\n", CONTAINER_WRAPPER])
+@pytest.mark.parametrize(
+    "value", [f"{CONTAINER_NAME} ", f"{CONTAINER_NAME}\n", CONTAINER_WRAPPER, VARIABLE_PREFIX, CLIENT_VARIABLES]
+)
 def test_no_file_of_the_playbooks_repeats_the_values(value: str) -> None:
     files = [path for path in PLAYBOOKS.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert [str(path) for path in files if value in path.read_text()] == []

@@ -15,7 +15,7 @@ from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent, TaskEvent
 from trainyard.models.manifest import Hardware, Manifest, WorkerGroup
 from trainyard.node import bootstrap
-from trainyard.node.agent import job_unit
+from trainyard.node.agent import job_container, job_unit
 from trainyard.node.agent.state import AGENT_STATE, read_state
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import (
@@ -205,7 +205,12 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle_event: Ca
             "root": "" if str(ROOT) == "/" else str(ROOT),
             "service_python": sys.executable,
             "job_user": JOB_USER,
-            "job_container": {"name": CONTAINER_NAME, "wrapper": str(BASE / CONTAINER_WRAPPER)},
+            "job_container": {
+                "name": CONTAINER_NAME,
+                "wrapper": str(BASE / CONTAINER_WRAPPER),
+                "variable_prefix": job_container.VARIABLE_PREFIX,
+                "client_variables": job_container.CLIENT_VARIABLES,
+            },
         },
         envvars={
             "ANSIBLE_CONFIG": str(bundle / "playbooks/ansible.cfg"),

@@ -9,6 +9,7 @@ import pytest
 from tests.apt_repository import NO_SOURCES, Package, Repository, repository
 from tests.machines import ROOT, BootedMachine, PlaybookResult, boot_machine
 from tests.playbooks.roles.containers import IMAGE, container_toolkit, docker
+from trainyard.node.agent.job_container import CLIENT_VARIABLES, VARIABLE_PREFIX
 from trainyard.node.identity import CONTAINER_NAME, CONTAINER_WRAPPER
 from trainyard.node.job_user import JOB_USER
 
@@ -19,7 +20,13 @@ ON_SCRATCH = {"container_image": IMAGE, "container_data_root": f"{SCRATCH}/docke
 MOUNT = f"mount -t tmpfs tmpfs {SCRATCH}"
 GPU = "mknod /dev/nvidia0 c 1 3"
 WRAPPER = f"/opt/trainyard/{CONTAINER_WRAPPER}"
-NAMES = {"container_name": CONTAINER_NAME, "container_wrapper": WRAPPER, "container_user": JOB_USER}
+NAMES = {
+    "container_name": CONTAINER_NAME,
+    "container_wrapper": WRAPPER,
+    "container_user": JOB_USER,
+    "container_variable_prefix": VARIABLE_PREFIX,
+    "container_client_variables": CLIENT_VARIABLES,
+}
 VERIFY = f"{ROOT}/playbooks/roles/container/files/verify.sh"
 
 

@@ -14,6 +14,7 @@ from trainyard.models.events import NodeRole
 from trainyard.models.manifest import Gpus, Hardware, Manifest
 from trainyard.node import bootstrap, identity
 from trainyard.node import playbook as playbook_module
+from trainyard.node.agent.job_container import CLIENT_VARIABLES, VARIABLE_PREFIX
 from trainyard.node.agent.state import AgentStateFile
 from trainyard.node.identity import CONTAINER_NAME, CONTAINER_WRAPPER, Node
 
@@ -58,7 +59,12 @@ def test_worker_gets_the_variables_of_the_worker_group(
 def test_playbook_gets_name_and_wrapper_of_the_job_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = run(create_node("worker", "workers"), MANIFEST, tmp_path, monkeypatch)
     wrapper = str(tmp_path / "opt" / CONTAINER_WRAPPER)
-    assert arguments["extravars"]["job_container"] == {"name": CONTAINER_NAME, "wrapper": wrapper}
+    assert arguments["extravars"]["job_container"] == {
+        "name": CONTAINER_NAME,
+        "wrapper": wrapper,
+        "variable_prefix": VARIABLE_PREFIX,
+        "client_variables": CLIENT_VARIABLES,
+    }
 
 
 @pytest.mark.parametrize(("instance_type", "gpus"), [("p4d.24xlarge", 8), ("c7i.xlarge", 0)])

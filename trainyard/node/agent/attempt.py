@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import re
 import shutil
 import signal
 import stat
@@ -26,6 +25,7 @@ from trainyard.models.layout import attempt_source, split_s3_uri
 from trainyard.models.manifest import Archive, Job, Manifest, WorkerGroup
 from trainyard.models.rank_progress import RankProgress, progress_file
 from trainyard.models.run import Control, RunRecord
+from trainyard.node.agent.job_container import container_variables, in_container
 from trainyard.node.agent.job_process import LOG
 from trainyard.node.agent.job_unit import JobUnit, Launch
 from trainyard.node.agent.processes import (
@@ -34,7 +34,6 @@ from trainyard.node.agent.processes import (
     child_processes,
     home_folder,
     home_variables,
-    in_container,
     job_python,
     scratch_folder,
 )
@@ -57,8 +56,6 @@ from trainyard.node.watchdog import report_progress
 LIFECYCLE_HEARTBEAT_SECONDS = 60.0
 # Below the folder of an attempt: the request for a checkpoint, a copy of the job's sources, a link to its environment.
 REQUEST, WORK, VENV = "requests/checkpoint", "work", "venv"
-# Variables that change programs, or the client of Docker, before the container starts.
-_CLIENT_VARIABLE = re.compile(r"(PATH|ENV|LD_|DOCKER_|GCONV_|TRAINYARD_CONTAINER)")
 PROGRESS_BYTES = 1 << 16  # longest progress file
 # A rank whose peer has failed may exit within this time, with a message. In NCCL it hangs, and its Python
 # handler of SIGTERM does not run: torchrun would wait 30 s for it. It can complete no checkpoint that needs its peers.
@@ -234,8 +231,7 @@ class AttemptTorchrun(Torchrun):
             launcher=self._launcher,
         )
         variables = self._variables(self.number) | read_secrets(run.job.secrets, node.region)
-        if self._image is not None:  # root runs the client of the container with these variables
-            variables = {name: value for name, value in variables.items() if not _CLIENT_VARIABLE.match(name)}
+        variables = container_variables(self._image, variables)
         launch = Launch(writable, [*install, *self._download_commands()], in_container=self._image is not None)
         self._unit.start(in_container(self._image, command, writable), folder, variables, launch)
 

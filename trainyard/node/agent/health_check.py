@@ -21,13 +21,13 @@ from trainyard.models.layout import health_check_source
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import HealthCheckRequest, RunRecord
 from trainyard.node.agent.health_check_files import read_logs, read_reports
+from trainyard.node.agent.job_container import container_variables, in_container
 from trainyard.node.agent.job_process import LOG
 from trainyard.node.agent.processes import (
     Torchrun,
     child_processes,
     home_folder,
     home_variables,
-    in_container,
     job_python,
 )
 from trainyard.node.agent.torchrun import network_variables, torchrun_command
@@ -98,12 +98,13 @@ class HealthCheckTorchrun(Torchrun):
         image = run.job.container
         variables = network_variables(manifest, group, node.address, image) | dict(run.job.environment)
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # a health check uses all GPUs of the node
+        variables |= health_check_variables | home_variables(user)
         unprivileged = None if image else user
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 in_container(image, command, (self._logs, self.reports, home_folder())),
                 cwd=node.bundle,
-                env=os.environ | variables | health_check_variables | home_variables(user),
+                env=os.environ | container_variables(image, variables),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # The packages of its environment are those of the job. The Docker client needs root.

@@ -1,7 +1,7 @@
-"""One torchrun on this node: its interpreter and container, transfer of its logs to S3, failures of its ranks."""
+"""One torchrun on this node: its interpreter, transfer of its logs to S3, failures of its ranks."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from trainyard.models.manifest import Manifest
 from trainyard.models.run import RunRecord
 from trainyard.node.agent.rank_failures import parse_failures, rank_log_folders
 from trainyard.node.environments.node import JOB_VENV
-from trainyard.node.identity import BASE, CONTAINER_WRAPPER, Node
+from trainyard.node.identity import BASE, Node
 from trainyard.node.job_user import JobUser, create_job_folder, read_job_file
 from trainyard.node.streams import ChunkWriter, FileTail
 
@@ -48,16 +48,6 @@ def home_variables(user: JobUser | None) -> dict[str, str]:
     if user is None:
         return {}
     return {"HOME": str(home_folder()), "USER": user.name, "LOGNAME": user.name}
-
-
-def in_container(image: str | None, command: list[str], writable: Iterable[Path]) -> list[str]:
-    """Command that executes `command` in a container of the image; the same command without an image.
-
-    `writable`: existing folders that the container may write.
-    """
-    if image is None:
-        return command
-    return [str(BASE / CONTAINER_WRAPPER), *(f"--writable={folder}" for folder in writable), image, *command]
 
 
 class Torchrun:

@@ -14,8 +14,9 @@ from tests.conftest import REGION
 from tests.polling import eventually
 from trainyard.models.run import HealthCheckRequest, Master
 from trainyard.node.agent import health_check as health_check_module
-from trainyard.node.agent import processes
+from trainyard.node.agent import job_container, processes
 from trainyard.node.agent.health_check import HealthCheckTorchrun
+from trainyard.node.agent.job_container import VARIABLE_PREFIX
 
 IMAGE = "nvcr.io/nvidia/pytorch:26.10-py3"
 PACKAGE = Path(__file__).parents[4] / "trainyard/node/health_check"
@@ -28,10 +29,12 @@ def command_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file, programs = tmp_path / "commands", tmp_path / "bin"
     programs.mkdir()
     for name, action in (("run-in-container", "exec sleep 300"), ("docker", "exit 0")):
-        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" "${{NCCL_NET_PLUGIN-}}" >> {file}\n{action}\n')
+        (programs / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" "${{{VARIABLE_PREFIX}NCCL_NET_PLUGIN-}}" >> {file}\n{action}\n'
+        )
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    for module in (processes, health_check_module):
+    for module in (job_container, processes, health_check_module):
         monkeypatch.setattr(module, "BASE", tmp_path)
     monkeypatch.setattr(health_check_module, "find_job_user", lambda: None)
     return file
