@@ -1,12 +1,13 @@
 """Streams to S3 as numbered chunks, because S3 objects cannot be appended to: they outlive the node."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from botocore.exceptions import ClientError
 
@@ -17,7 +18,8 @@ from trainyard.node.job_user import open_job_file
 
 FLUSH_SECONDS = 2.0
 CHUNK_BYTES = 4 << 20
-# A job may write faster than S3 accepts: one call reads so many chunks, and none while as many bytes wait for S3.
+# A job may write faster than S3 accepts: one call reads so many chunks, and none while as many bytes wait for S3. The
+# last call reads so many at the end of the file, which explain why the job has ended, also while bytes wait.
 FORWARD_CHUNKS, BACKLOG_BYTES = 8, 64 << 20
 OFFSET = "offset"  # metadata of a chunk from a file
 CLOSE_SECONDS = 120.0  # a writer that closes survives an S3 outage of this length
@@ -144,7 +146,11 @@ class FileTail:
         self._is_refused = False
 
     def forward(self, final: bool = False) -> None:
-        """Write the lines since the last call. `final`: also write a last line without a line end."""
+        """Write the lines since the last call, FORWARD_CHUNKS at most, or none while many bytes wait for S3.
+
+        `final`: the file has ended. Write its last FORWARD_CHUNKS, with a line that has the number of bytes before them
+        that it skips, if any, and a last line without a line end.
+        """
         try:
             stream = open_job_file(self._file)
         except FileNotFoundError:
@@ -155,14 +161,30 @@ class FileTail:
             self._is_refused = True
             return
         with stream:
-            stream.seek(self._writer.offset)
+            if final:
+                self._forward_end(stream)
+                return
             for _ in range(FORWARD_CHUNKS):
-                if self._writer.backlog > BACKLOG_BYTES or not (block := stream.read(CHUNK_BYTES)):
+                if self._writer.backlog > BACKLOG_BYTES or not self._forward_block(stream):
                     break
-                full = len(block) == CHUNK_BYTES
-                # A progress bar ends its lines with a carriage return. A full block without a line end is one line.
-                end = len(block) if final and not full else last_line_end(block) or (len(block) if full else 0)
-                self._writer.write_lines(block[:end].splitlines(), self._writer.offset + end)
-                if not full:
-                    break
-                stream.seek(self._writer.offset)
+
+    def _forward_end(self, stream: BinaryIO) -> None:
+        size = os.fstat(stream.fileno()).st_size
+        start = size - FORWARD_CHUNKS * CHUNK_BYTES
+        if start > self._writer.offset:
+            stream.seek(start)
+            start += stream.read(CHUNK_BYTES).find(b"\n") + 1
+            omitted = start - self._writer.offset
+            self._writer.write_lines([f"[trainyard: {omitted} bytes are skipped here]".encode()], start)
+        while self._writer.offset < size and self._forward_block(stream, final=True):
+            pass
+
+    def _forward_block(self, stream: BinaryIO, final: bool = False) -> bool:
+        """Write the lines of the next block; return whether it is full, so that another may follow."""
+        stream.seek(self._writer.offset)
+        block = stream.read(CHUNK_BYTES)
+        full = len(block) == CHUNK_BYTES
+        # A progress bar ends its lines with a carriage return. A full block without a line end is one line.
+        end = len(block) if final and not full else last_line_end(block) or (len(block) if full else 0)
+        self._writer.write_lines(block[:end].splitlines(), self._writer.offset + end)
+        return full

@@ -1,5 +1,6 @@
 """Streams to S3: lines are written in order, once, and again after a failure."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,52 @@ def test_line_without_end_is_forwarded_in_blocks(
     with ChunkWriter(bucket, "s/a-") as writer:
         FileTail(file, writer).forward()
     assert b"".join(content(bucket, "s/")) == b"abcd\nefgh\n"
+
+
+@pytest.fixture
+def outage(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, ChunkWriter]]:
+    """A file of the job, and the writer of its lines, of which none reach S3 while the job runs."""
+    monkeypatch.setattr(streams, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(streams, "BACKLOG_BYTES", 64)
+    monkeypatch.setattr(streams, "FLUSH_SECONDS", 600.0)
+    with ChunkWriter(bucket, "s/a-") as writer:
+        yield tmp_path / "log", writer
+
+
+def forward_lines(file: Path, writer: ChunkWriter, lines: list[str]) -> list[str]:
+    """Lines in S3 of a job that has written more and more lines."""
+    tail = FileTail(file, writer)
+    for count in range(1, len(lines)):
+        file.write_text("".join(lines[:count]))
+        tail.forward()
+    file.write_text("".join(lines))
+    tail.forward(final=True)
+    writer.flush()
+    return b"".join(content(writer._bucket, "s/")).decode().splitlines(keepends=True)
+
+
+def test_the_end_of_a_log_is_written_after_an_outage(outage: tuple[Path, ChunkWriter]) -> None:
+    lines = [f"{number:04d}\n" for number in range(1000)]
+    written = forward_lines(*outage, lines)
+    (notice,) = set(written) - set(lines)
+    first = written.index(notice)
+    last = len(written) - first - 1
+    assert (written[:first], written[first + 1 :]) == (lines[:first], lines[-last:])
+    assert last == streams.FORWARD_CHUNKS * streams.CHUNK_BYTES // 5  # complete lines of five bytes
+    assert notice == f"[trainyard: {5 * (1000 - first - last)} bytes are skipped here]\n"
+
+
+def test_a_backlog_skips_nothing_if_the_rest_is_short(outage: tuple[Path, ChunkWriter]) -> None:
+    lines = [f"{number:04d}\n" for number in range(30)]
+    assert forward_lines(*outage, lines) == lines
+
+
+def test_a_log_without_limit_needs_limited_memory(outage: tuple[Path, ChunkWriter]) -> None:
+    file, writer = outage
+    with file.open("wb") as log:
+        log.truncate(1 << 40)
+    FileTail(file, writer).forward(final=True)
+    assert writer.backlog < 2 * streams.FORWARD_CHUNKS * streams.CHUNK_BYTES
 
 
 def test_denied_write_is_not_retried_as_long_as_an_outage(
