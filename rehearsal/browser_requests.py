@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 def reason_to_refuse(host: str | None, origin: str | None) -> str | None:
     """Return why a request with these headers is refused; None if it is not.
 
-    The host must be localhost or a loopback or link-local address: booted nodes use link-local addresses. Its port is
-    not checked, because the AWS Common Runtime sends none to its container credential provider.
+    The host must be localhost or a loopback or link-local address: booted nodes use link-local addresses.
     """
     if origin is not None:
         return f"the header Origin ({origin}): requests of web pages are refused"

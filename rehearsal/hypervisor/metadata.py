@@ -4,9 +4,6 @@ Paths as in the EC2 user guide, "Instance metadata categories". A request withou
 
 On EC2 only the instance reaches its service. All users of this machine reach a loopback address: there all paths begin
 with a secret, which is a part of the endpoint in the environment of the node.
-
-One additional path, `/container-credentials`, returns the role's credentials in the format of the AWS SDKs' container
-credential provider: s3torchconnector supports no other metadata address than 169.254.169.254:80.
 """
 
 import hmac
@@ -25,7 +22,6 @@ from typing import Any
 from rehearsal.browser_requests import reason_to_refuse
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 (the name of a header)
-CONTAINER_CREDENTIALS_PATH = "/container-credentials"
 _TTL_HEADER = f"{TOKEN_HEADER}-ttl-seconds"
 _PATH = re.compile(r"/(?:latest|\d{4}-\d\d-\d\d)(/.*)?")  # cloud-init uses a dated version
 _MAX_TTL_SECONDS = 21600
@@ -178,11 +174,6 @@ def _handler(metadata: InstanceMetadata, prefix: str) -> type[BaseHTTPRequestHan
             return self._respond(200, metadata.create_token(int(ttl)), {_TTL_HEADER: ttl})
 
         def do_GET(self) -> None:
-            if self.path == CONTAINER_CREDENTIALS_PATH:
-                credentials = metadata.credentials()
-                if credentials is None:
-                    return self._respond(404, "")
-                return self._respond(200, json.dumps(dict(credentials)))
             if not metadata.is_valid(self.headers.get(TOKEN_HEADER)):
                 return self._respond(401, "Unauthorized")
             match = _PATH.fullmatch(self.path)

@@ -14,7 +14,6 @@ from typing import Self
 import psutil
 
 from rehearsal.hypervisor.backend import NodeSpec
-from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH
 from rehearsal.hypervisor.process import cloudconfig
 from rehearsal.hypervisor.process import nvidia_smi as nvidia_smi_module
 from rehearsal.hypervisor.process import systemctl as systemctl_module
@@ -125,7 +124,9 @@ class ProcessBackend:
             REHEARSAL_VARIABLE: str(self.folder),
             **({"CLOCK_OFFSET_FILE": str(root / CLOCK_FILE)} if self._has_clocks else {}),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": spec.metadata_endpoint,
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI": spec.metadata_endpoint + CONTAINER_CREDENTIALS_PATH,
+            # The defaults are one second and one attempt, for the service of EC2. This machine responds more slowly.
+            "AWS_METADATA_SERVICE_TIMEOUT": "5",
+            "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "3",
             **spec.environment,
         }
 
@@ -213,8 +214,7 @@ class ProcessBackend:
             ("TLS of AWS endpoints", "plain HTTP on the loopback interface", "the emulated AWS runs on this machine"),
             (
                 "the metadata service at 169.254.169.254",
-                "a metadata service on another port of each node's address; after the boot, credentials come from the "
-                "container credential provider",
+                "a metadata service on another port of each node's address",
                 "a link-local address needs root",
             ),
         ]

@@ -2,16 +2,21 @@
 
 import json
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from rehearsal.hypervisor.metadata import CONTAINER_CREDENTIALS_PATH, InstanceMetadata, MetadataServer
+from rehearsal.hypervisor.backend import NodeSpec
+from rehearsal.hypervisor.metadata import InstanceMetadata, MetadataServer
+from rehearsal.hypervisor.process.backend import ProcessBackend
 from tests.trainyard.node.test_bootstrap import INSTANCE
 
 
@@ -66,7 +71,7 @@ def status(url: str, method: str = "GET", **headers: str) -> int:
 TTL = {"X_aws_ec2_metadata_token_ttl_seconds": "60"}
 
 
-@pytest.mark.parametrize("path", ["/latest/api/token", "/wrong/latest/api/token", CONTAINER_CREDENTIALS_PATH, "/"])
+@pytest.mark.parametrize("path", ["/latest/api/token", "/wrong/latest/api/token", "/"])
 def test_request_outside_the_secret_path_is_refused(node: Node, path: str) -> None:
     base = f"http://{urlsplit(node.server.endpoint).netloc}"
     assert status(base + path, "PUT" if "token" in path else "GET", **TTL) == 403
@@ -84,16 +89,22 @@ def test_secret_path_differs_for_each_node(node: Node) -> None:
 @pytest.mark.parametrize("headers", [{"Origin": "http://127.0.0.1"}, {"Host": "attacker.example"}])
 def test_request_of_a_web_page_is_refused(node: Node, headers: dict[str, str]) -> None:
     assert status(f"{node.server.endpoint}/latest/api/token", "PUT", **TTL, **headers) == 403
-    assert status(f"{node.server.endpoint}{CONTAINER_CREDENTIALS_PATH}", **headers) == 403
 
 
-def test_container_credentials_are_those_of_the_role(node: Node) -> None:
-    assert json.loads(node.request(CONTAINER_CREDENTIALS_PATH, Host="127.0.0.1"))["AccessKeyId"] == "ASIA1"
-
-
-def test_request_without_a_token_is_unauthorized(node: Node) -> None:
+@pytest.mark.parametrize("path", ["/latest/meta-data/instance-id", "/container-credentials"])
+def test_request_without_a_token_is_unauthorized(node: Node, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        node.request("/latest/meta-data/instance-id")
+        node.request(path)
+
+
+def test_programs_of_a_node_have_the_credentials_of_its_role(node: Node, tmp_path: Path) -> None:
+    spec = NodeSpec(id="i-1", address="127.0.0.1", user_data="", metadata_endpoint=node.server.endpoint, environment={})
+    script = "import boto3; found = boto3.Session().get_credentials(); print(found.method, found.access_key)"
+    environment = ProcessBackend(tmp_path).environment(spec, tmp_path)
+    process = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "iam-role ASIA1\n"
 
 
 def test_token_request_without_a_ttl_is_rejected(node: Node) -> None:
