@@ -286,8 +286,9 @@ class Agent:
         """Continue the attempt of the previous agent, even if it has ended. Report its health check as failed."""
         before = self._state_file.state
         delete_memory(self.run.run)
+        job_unit.kill_health_checks()
         if before.attempt_reported:
-            job_unit.stop_all()  # an agent that was killed may have missed the end of an earlier run
+            job_unit.stop_attempts()  # an agent that was killed may have missed the end of an earlier run
         else:
             LOG.info("attempt %d of an earlier agent continues", before.attempt)
             self._is_ready = True  # not reported again: the controller would take it for the state of the attempt
@@ -342,7 +343,7 @@ class Agent:
         )
         standby, self._standby = self._standby, None
         try:
-            if standby is not None and not (standby.attempt == number and standby.is_standby):
+            if standby is not None and not (standby.number == number and standby.is_standby):
                 standby.stop()
                 standby = None
             self._attempt = self._create_attempt(control, standby)
@@ -443,9 +444,9 @@ class Agent:
 
     def _stop_health_check(self) -> None:
         """Kill the processes of the health check and write its remaining logs to S3."""
-        health_check, self._health_check = self._health_check, None
-        if health_check is not None:
-            health_check.kill()
+        if self._health_check is not None:
+            self._health_check.kill()  # an error is logged, and the next step repeats it
+            health_check, self._health_check = self._health_check, None
             health_check.close()
 
     def _stop_processes(self, wait_for_logs: bool = True) -> None:

@@ -306,9 +306,9 @@ class AttemptTorchrun(Torchrun):
         It has no secrets before the attempt starts. Raises OSError with systemd's message.
         """
         unit = self._next_unit()
-        writable = self._create_folders(_attempt_folder(self._run.run, unit.attempt))
+        writable = self._create_folders(_attempt_folder(self._run.run, unit.number))
         command = [str(job_python(self._manifest, None)), "-m", TRAINER_LAUNCHER, STANDBY]
-        unit.start_standby(command, Path(self._node.bundle), self._variables(unit.attempt), Launch(writable))
+        unit.start_standby(command, Path(self._node.bundle), self._variables(unit.number), Launch(writable))
         return unit
 
     def stop_standby(self) -> None:

@@ -1,17 +1,14 @@
 """One health check on this node: torchrun runs `trainyard.node.health_check`, whose files become the node's result.
 
-It runs in the environment of the job, also in its container: an image has its own torch, NCCL and OFI plugin.
+It runs in the environment of the job, also in its container: an image has its own torch, NCCL and OFI plugin. Packages
+and image are those of the user, so its unit has the same restrictions as that of an attempt.
 
 A node has a fault only if its own processes fail. If a peer does not arrive, the fault is attributed to that peer. If
 no node completes a stage, the fault is not attributed to a single node.
 """
 
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +20,9 @@ from trainyard.models.run import HealthCheckRequest, RunRecord
 from trainyard.node.agent.health_check_files import read_logs, read_reports
 from trainyard.node.agent.job_container import container_variables, in_container
 from trainyard.node.agent.job_process import LOG
+from trainyard.node.agent.job_unit import HEALTH_CHECK_PREFIX, JobUnit, Launch
 from trainyard.node.agent.processes import (
     Torchrun,
-    child_processes,
     home_folder,
     home_variables,
     job_python,
@@ -35,12 +32,11 @@ from trainyard.node.controller.failure_analysis import is_caused_by_peer
 from trainyard.node.health_check import stages
 from trainyard.node.health_check.nccl_log import Network, slowest_network
 from trainyard.node.health_check.process_report import ProcessReport
-from trainyard.node.identity import BASE, CONTAINER_NAME, Node
+from trainyard.node.identity import BASE, Node
 from trainyard.node.job_user import create_job_folder, find_job_user
 
 # Messages that torchrun logs at level INFO: they show whether this node or other nodes did not reach the rendezvous.
 _RENDEZVOUS_STARTED, _RENDEZVOUS_COMPLETE = "Rendezvous'ing worker group", "Rendezvous complete for workers"
-REMOVE_SECONDS = 40.0  # maximum duration of the removal of a container
 _RENDEZVOUS = "torchrun's rendezvous of all nodes"
 
 
@@ -61,27 +57,36 @@ class HealthCheckTorchrun(Torchrun):
     ) -> None:
         self.request, self._group, self._run = request, group, run
         self._started_at, self._timeout_seconds = time.monotonic(), run.limits.health_check_timeout_minutes * 60
-        self._processes, on_gpu = run.processes_per_node, bool(group.gpus and manifest.node.use_gpus)
-        folder, user = health_check_folder(run, request.number), find_job_user()
+        folder, user, image = health_check_folder(run, request.number), find_job_user(), run.job.container
+        # The client of a container needs root; the processes in the container do not.
+        self._unit = JobUnit(run.run, request.number, folder, None if image else user, HEALTH_CHECK_PREFIX)
         super().__init__(
             node,
             manifest,
             run,
             folder,
-            folder / LOG,
+            self._unit.files / LOG,
             lambda name: health_check_source(request.number, name),
             "process",
             user=user,
         )
         self.reports = folder / "reports"
-        for each in (self.reports, home_folder()):
+        writable = (self._logs, self.reports, home_folder())
+        for each in writable:
             create_job_folder(each, user)
-        arguments = ["--folder", str(self.reports), "--instance", node.instance, "--first-node", request.nodes[0]]
+        command = in_container(image, self._command(manifest), writable)
+        variables = container_variables(image, self._variables(manifest))
+        self._unit.start(command, Path(node.bundle), variables, Launch(writable, in_container=image is not None))
+
+    def _command(self, manifest: Manifest) -> list[str]:
+        request, run, on_gpu = self.request, self._run, bool(self._group.gpus and manifest.node.use_gpus)
+        instance = self._node.instance
+        arguments = ["--folder", str(self.reports), "--instance", instance, "--first-node", request.nodes[0]]
         arguments += ["--timeout-seconds", f"{self._timeout_seconds:g}"]
-        command = torchrun_command(
+        return torchrun_command(
             python=job_python(manifest, run.job.container),
             nodes=request.nodes,
-            instance=node.instance,
+            instance=instance,
             master=request.master,
             rendezvous=f"{run.run}-check-{request.number}",
             processes=self._processes,
@@ -89,51 +94,34 @@ class HealthCheckTorchrun(Torchrun):
             logs=self._logs,
             join_seconds=self._timeout_seconds,
         )
+
+    def _variables(self, manifest: Manifest) -> dict[str, str]:
+        job = self._run.job
+        variables = network_variables(manifest, self._group, self._node.address, job.container) | dict(job.environment)
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # a health check uses all GPUs of the node
         health_check_variables = {
             "LOGLEVEL": "INFO",  # that of torchrun
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
             "NCCL_DEBUG_FILE": f"{self.reports}/nccl.%h.%p",
         }
-        image = run.job.container
-        variables = network_variables(manifest, group, node.address, image) | dict(run.job.environment)
-        variables.pop("CUDA_VISIBLE_DEVICES", None)  # a health check uses all GPUs of the node
-        variables |= health_check_variables | home_variables(user)
-        unprivileged = None if image else user
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                in_container(image, command, (self._logs, self.reports, home_folder())),
-                cwd=node.bundle,
-                env=os.environ | container_variables(image, variables),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # The packages of its environment are those of the job. The Docker client needs root.
-                user=unprivileged.uid if unprivileged else None,
-                group=unprivileged.gid if unprivileged else None,
-                extra_groups=[] if unprivileged else None,
-            )
+        return variables | health_check_variables | home_variables(self._user)
 
     @property
     def process_id(self) -> int:
-        """Process id of torchrun."""
-        return self._process.pid
+        """Id of the process whose child is torchrun."""
+        return self._unit.process_id
 
     def exit_code(self) -> int | None:
         """Exit code of torchrun; None while it runs."""
-        return self._process.poll()
+        return self._unit.exit_code()
 
     def kill(self) -> None:
-        """Kill torchrun and its processes with SIGKILL: they have no state to save, and may ignore SIGTERM."""
-        self._process.send_signal(signal.SIGSTOP)  # so that it starts no process meanwhile
-        for child in child_processes(self.process_id):
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        if self._run.job.container is not None:  # it keeps running if its docker client is killed
-            with suppress(OSError, subprocess.TimeoutExpired):  # the next start repeats it and reports a failure
-                command = ["docker", "rm", "--force", CONTAINER_NAME]
-                subprocess.run(command, capture_output=True, timeout=REMOVE_SECONDS, check=False)
+        """Kill torchrun and its processes with SIGKILL: they have no state to save, and may ignore SIGTERM.
+
+        Raises OSError if systemd does not end the unit.
+        """
+        self._unit.kill()
 
     def is_over(self) -> bool:
         """Whether the result of this node is final. torchrun itself would wait for its peers on other nodes."""

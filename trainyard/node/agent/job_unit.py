@@ -1,4 +1,4 @@
-"""A transient systemd unit in which torchrun of one attempt runs: it outlives the agent that has started it.
+"""A transient systemd unit in which torchrun of one attempt or health check runs: it outlives the agent.
 
 Source: https://www.freedesktop.org/software/systemd/man/latest/systemd-run.html
 """
@@ -19,7 +19,7 @@ from trainyard.node.agent import job_process
 from trainyard.node.identity import CONTAINER_NAME
 from trainyard.node.job_user import JobUser, create_job_file, create_job_folder, read_job_file
 
-PREFIX = "trainyard-attempt-"
+PREFIX, HEALTH_CHECK_PREFIX = "trainyard-attempt-", "trainyard-health-check-"
 # torchrun itself waits 30 s between SIGTERM and SIGKILL of its workers.
 STOP_SECONDS = 40
 PROPERTIES = {
@@ -76,15 +76,17 @@ class Launch:
 
 
 class JobUnit:
-    """The unit of one attempt. `process_id`: main process; 0 before it has started and after it has ended.
+    """The unit of one attempt, or of one health check. `process_id`: main process; 0 before it has started and after it
+    has ended.
 
-    `folder`: that of the attempt's files. `user`: of the processes in the unit; None: that of the agent. `files`: the
-    folder with the files of the command. `prepared`: the folder with those of the preparation.
+    `number`: of the attempt or health check. `folder`: that of its files. `user`: of the processes in the unit; None:
+    that of the agent. `files`: the folder with the files of the command. `prepared`: the folder with those of the
+    preparation.
     """
 
-    def __init__(self, run: str, attempt: int, folder: Path, user: JobUser | None = None) -> None:
-        self.attempt = attempt
-        self._name, self._folder, self._user = f"{PREFIX}{run}-{attempt:04d}.service", folder, user
+    def __init__(self, run: str, number: int, folder: Path, user: JobUser | None = None, prefix: str = PREFIX) -> None:
+        self.number = number
+        self._name, self._folder, self._user = f"{prefix}{run}-{number:04d}.service", folder, user
         self.files, self.prepared = folder / "process", folder / "prepare"
         self._main: int | None = None
         self._is_preparing = False
@@ -216,9 +218,17 @@ def _inherited_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in UNIT_VARIABLES}
 
 
-def stop_all() -> None:
+def stop_attempts() -> None:
     """Stop the units of all attempts that run on this node."""
     _run("systemctl", "stop", f"{PREFIX}*.service")
+
+
+def kill_health_checks() -> None:
+    """End all processes of the health checks that run on this node with SIGKILL."""
+    units = f"{HEALTH_CHECK_PREFIX}*.service"
+    with suppress(OSError):  # none runs
+        _run("systemctl", "kill", "--signal=SIGKILL", units)
+    _run("systemctl", "stop", units)
 
 
 def _run(*command: str) -> str:

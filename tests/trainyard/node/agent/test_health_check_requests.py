@@ -73,13 +73,12 @@ def test_health_check_order_stops_a_lost_attempt(health_check_node: HealthCheckN
 
 def test_restarted_agent_reports_the_health_check_as_failed(health_check_node: HealthCheckNode) -> None:
     health_check_node.request(1, HANGING)
-    health_check_node.process_id()
-    health_check, health_check_node.node.agent._health_check = health_check_node.node.agent._health_check, None
-    assert health_check is not None
+    process = health_check_node.process_id()
+    health_check_node.node.agent._health_check = None  # the agent is killed, its unit is not
     health_check_node.node.kill_agent()
-    health_check.kill()
     (fault,) = health_check_node.wait_for().faults
     assert fault.text == "the agent of the node exited during the health check"
+    assert not psutil.pid_exists(process)
 
 
 def test_stop_of_the_agent_ends_the_health_check(health_check_node: HealthCheckNode) -> None:
