@@ -1,13 +1,16 @@
 """The unprivileged user of the job, and the files that it writes.
 
 Whatever the job writes may be a link to a file of root, a named pipe or another special file: the agent, which is root,
-reads these files with `open_job_file` only, and creates files in folders of the job with `create_job_file` only.
+reads these files with `open_job_file` only, and creates files in folders of the job with `create_job_file` only. The
+job may also delete its folders, or replace them: the agent lists them with `list_job_folder`.
 """
 
 import os
 import pwd
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,6 +72,21 @@ def create_job_file(file: Path, content: bytes, user: JobUser | None) -> None:
             os.fchown(descriptor, user.uid, user.gid)
         stream.write(content)
     temporary.replace(file)
+
+
+def list_job_folder(folder: Path, limit: int) -> list[str]:
+    """Return names of entries of a folder of the job, in any order, `limit` at most: the job may create any number.
+
+    Returns none if the folder does not exist, or is a file or a link.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            with os.scandir(descriptor) as entries:
+                return [entry.name for entry in islice(entries, limit)]
+        finally:
+            os.close(descriptor)
+    return []
 
 
 def open_job_file(file: Path) -> BinaryIO:

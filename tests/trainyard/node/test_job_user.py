@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.node.job_user import create_job_file, create_job_folder, open_job_file, read_job_file
+from trainyard.node.job_user import create_job_file, create_job_folder, list_job_folder, open_job_file, read_job_file
 
 
 @pytest.fixture
@@ -44,6 +44,23 @@ def test_a_link_in_place_of_a_folder_is_refused(folder: Path, secret: Path) -> N
     (folder / "rank").symlink_to(secret.parent)
     with pytest.raises(PermissionError, match="no regular file of the job"):
         open_job_file(folder / "rank/log")
+
+
+def test_a_limited_number_of_entries_is_listed(folder: Path) -> None:
+    for number in range(5):
+        (folder / str(number)).touch()
+    assert sorted(list_job_folder(folder, 10)) == ["0", "1", "2", "3", "4"]
+    assert len(list_job_folder(folder, 3)) == 3
+
+
+@pytest.mark.parametrize("attack", ["link", "file", "deleted"])
+def test_a_replaced_folder_has_no_entries(folder: Path, secret: Path, attack: str) -> None:
+    folder.rmdir()
+    if attack == "link":
+        folder.symlink_to(secret.parent)
+    elif attack == "file":
+        folder.touch()
+    assert list_job_folder(folder, 10) == []
 
 
 def test_the_end_of_a_long_file_is_read(folder: Path) -> None:

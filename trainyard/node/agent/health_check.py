@@ -17,7 +17,7 @@ from trainyard.models.health_check import NodeFault, NodeMeasurements
 from trainyard.models.layout import health_check_source
 from trainyard.models.manifest import Manifest, WorkerGroup
 from trainyard.models.run import HealthCheckRequest, RunRecord
-from trainyard.node.agent.health_check_files import read_logs, read_reports
+from trainyard.node.agent.health_check_files import find_logs, read_logs, read_reports
 from trainyard.node.agent.job_container import container_variables, in_container
 from trainyard.node.agent.job_process import LOG
 from trainyard.node.agent.job_unit import HEALTH_CHECK_PREFIX, JobUnit, Launch
@@ -126,15 +126,18 @@ class HealthCheckTorchrun(Torchrun):
     def is_over(self) -> bool:
         """Whether the result of this node is final. torchrun itself would wait for its peers on other nodes."""
         expired = time.monotonic() > self._started_at + self._timeout_seconds
-        return self.exit_code() is not None or expired or are_complete(read_reports(self.reports), self._processes)
+        return self.exit_code() is not None or expired or are_complete(self._read_reports(), self._processes)
+
+    def _read_reports(self) -> list[ProcessReport]:
+        return read_reports(self.reports, self._processes)
 
     def result_event(self) -> HealthCheckEvent:
         """Stop all processes of the health check and create the event with the result of this node."""
         seconds = time.monotonic() - self._started_at
         failures = () if self.exit_code() in {None, 0} else self.failures()
         self.kill()
-        reports, network = read_reports(self.reports), slowest_network(read_logs(self.reports))
-        for file in sorted(self.reports.glob("nccl.*"))[:1]:  # the log of one process is enough
+        reports, network = self._read_reports(), slowest_network(read_logs(self.reports, self._processes))
+        for file in find_logs(self.reports, 1):  # the log of one process is enough
             self.follow_file("nccl", file)
         elapsed_share = seconds / self._timeout_seconds
         findings = find_faults(reports, self._processes, failures, self.output(), elapsed_share, self._node.instance)

@@ -1,15 +1,13 @@
 """Parser for failures of ranks: torchrun's final report and the stderr of the ranks."""
 
-import os
 import re
 import signal
 from contextlib import suppress
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 
 from trainyard.models.events import RankFailure
-from trainyard.node.job_user import read_job_file
+from trainyard.node.job_user import list_job_folder, read_job_file
 
 _TRACEBACK_BYTES = 6000
 # C++ threads and other libraries may write after the traceback, such as the stack of each thread of an abort.
@@ -28,14 +26,12 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 def rank_log_folders(logs: Path, processes: int) -> dict[int, Path]:
     """Local rank -> folder of its stdout.log and stderr.log, as torchrun creates them: `<id>/attempt_0/<rank>`.
 
-    Folders of more than `processes` ranks are ignored: the job may create any number. Empty without the folder `logs`,
-    which torchrun creates and the job may delete.
+    Folders of more than `processes` ranks are ignored: the job may create any number.
     """
     folders: dict[int, Path] = {}
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(logs) as runs:
-        for run in islice(runs, _SEARCHED_FOLDERS):
-            ranks = ((rank, Path(run.path) / "attempt_0" / str(rank)) for rank in range(processes))
-            folders.update({rank: folder for rank, folder in ranks if folder.is_dir()})
+    for run in list_job_folder(logs, _SEARCHED_FOLDERS):
+        ranks = ((rank, logs / run / "attempt_0" / str(rank)) for rank in range(processes))
+        folders.update({rank: folder for rank, folder in ranks if folder.is_dir()})
     return folders
 
 
@@ -106,7 +102,9 @@ def _time_of_failure(reported: str, stderr: Path, noticed_at: float) -> float:
         seconds = datetime.strptime(reported, "%Y-%m-%d_%H:%M:%S").timestamp()
     except (ValueError, OverflowError):
         return noticed_at
-    written = stderr.stat().st_mtime if stderr.exists() else 0.0
+    written = 0.0
+    with suppress(OSError):  # the job may delete it, or replace it by a link
+        written = stderr.lstat().st_mtime
     return written if abs(seconds - written) <= _NOTICE_SECONDS else seconds
 
 

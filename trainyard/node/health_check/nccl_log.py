@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_SELECTED = re.compile(r"NET/OFI Selected provider is ([\w-]+)[^\n(]*(?:\(found (\d+) nics?\))?", re.IGNORECASE)
-_USING = re.compile(r"NCCL INFO Using network (\S[^\n]*?)\s*$", re.MULTILINE)
+_SELECTED = re.compile(r"NET/OFI Selected provider is ([\w-]+)[^\n(]*(?:\(found (\d{1,4}) nics?\))?", re.IGNORECASE)
+_USING = re.compile(r"NCCL INFO Using network (\S[^\n]{,99})")
 PLUGIN = "Libfabric"  # part of the plugin's name: "AWS Libfabric" before 1.14
 
 
@@ -34,7 +34,7 @@ class Network:
 def parse_network(log: str) -> Network:
     """Network of one process. The last communicator counts: each communicator selects a network."""
     names, selected = _USING.findall(log), _SELECTED.findall(log)
-    name = names[-1] if names else None
+    name = names[-1].rstrip() if names else None
     if not selected or (name is not None and PLUGIN not in name):
         return Network(name)
     provider, count = selected[-1]

@@ -125,3 +125,10 @@ def test_output_without_report_has_no_failures(tmp_path: Path) -> None:
 def test_failure_without_the_folder_of_the_logs_is_reported(tmp_path: Path) -> None:
     (failure,) = parse_failures(REPORT, tmp_path / "deleted", 0.0, 8)
     assert (failure.rank, failure.message) == (3, "exit code 1")
+
+
+def test_logs_behind_a_link_are_not_read(tmp_path: Path) -> None:
+    rank_stderr(tmp_path / "other", 1, "ValueError: secret\n")
+    (tmp_path / "logs").symlink_to(tmp_path / "other")
+    (failure,) = parse_failures(REPORT, tmp_path / "logs", 0.0, 8)
+    assert failure.message == "exit code 1"

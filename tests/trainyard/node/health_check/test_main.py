@@ -70,7 +70,8 @@ def run(
             process.kill()
             process.wait()
     return {
-        node: read_reports(folder / f"node-{node}") for node in sorted({rank // processes_per_node for rank in ranks})
+        node: read_reports(folder / f"node-{node}", processes_per_node)
+        for node in sorted({rank // processes_per_node for rank in ranks})
     }
 
 
@@ -91,10 +92,10 @@ def test_store_that_closes_makes_the_first_node_missing(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     process = start(tmp_path, 1, store.port, world_size=2, processes_per_node=1, timeout_seconds=120)
     reports = tmp_path / "node-1"
-    eventually(lambda: [report.stage for report in read_reports(reports)] == [PEERS], "the wait for all nodes")
+    eventually(lambda: [report.stage for report in read_reports(reports, 1)] == [PEERS], "the wait for all nodes")
     del store
     assert process.wait(60) == 1
-    (report,) = read_reports(reports)
+    (report,) = read_reports(reports, 1)
     assert (report.stage, report.missing_peers) == (PEERS, ["i-0"])
 
 
@@ -103,7 +104,7 @@ def test_first_node_without_store_is_missing(tmp_path: Path) -> None:
     processes = [start(tmp_path, rank, 1, world_size=4, processes_per_node=2, timeout_seconds=16) for rank in (2, 3)]
     for process in processes:
         assert process.wait(60) == 1
-    reports = read_reports(tmp_path / "node-1")
+    reports = read_reports(tmp_path / "node-1", 2)
     assert [(report.stage, report.missing_peers) for report in reports] == [(STORE, ["i-0"])] * 2
     assert all(report.nvlink_gbs for report in reports)
 
