@@ -440,7 +440,10 @@ class Agent:
         Ranks of other jobs only have the time between SIGTERM and SIGKILL of torchrun.
         """
         if self._attempt is not None and self._state_file.state.up_reported and self.run.job.saves_on_request:
-            self._attempt.save_checkpoint(timeout_seconds, self._drain.record_heartbeat)
+            try:
+                self._attempt.save_checkpoint(timeout_seconds, self._drain.record_heartbeat)
+            except OSError as error:  # the job has replaced files of the request, or the disk is full
+                LOG.warning("attempt %d saves no checkpoint: %s", self._attempt.number, error)
 
     def _stop_health_check(self) -> None:
         """Kill the processes of the health check and write its remaining logs to S3."""

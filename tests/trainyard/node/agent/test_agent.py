@@ -233,6 +233,28 @@ def test_stop_order_with_save_saves_a_checkpoint(node: NodeWithAgent) -> None:
     assert (node.folder / "bundle/saved").exists()
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "(requests / 'checkpoint.new').mkdir()",
+        "(requests / 'checkpoint' / 'file').mkdir(parents=True)",
+        "requests.rmdir()",
+        "requests.rmdir(); requests.touch()",
+        "requests.rmdir(); requests.symlink_to(requests)",
+    ],
+)
+def test_job_that_prevents_a_request_is_stopped(node: NodeWithAgent, attack: str) -> None:
+    (node.folder / "job.py").write_text(
+        "import os, pathlib, time\nrequests = pathlib.Path(os.environ['CHECKPOINT_REQUEST']).parent\n"
+        f"{attack}\npathlib.Path('attacked').touch()\ntime.sleep(600)\n"
+    )
+    node.request(1)
+    eventually((node.folder / "bundle/attacked").exists, "the attack")
+    node.wait_for("workers_up 1")
+    node.request(1, stop=True, save_checkpoint=True)
+    node.wait_for("stopped 1")
+
+
 def test_job_without_checkpoint_requests_is_stopped_at_once(node: NodeWithAgent) -> None:
     node.request(1)
     node.wait_for("workers_up 1")
