@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainyard.node.agent.processes import process_fields
+
 # The driver averages GPU utilization over one second at most: four samples a minute detect a job that computes.
 SAMPLE_SECONDS = 15.0
 # Interval at which an idle node reports. A busy node does not report.
@@ -77,16 +79,10 @@ def process_tree_cpu_seconds(root: int, proc: Path = Path("/proc")) -> float:
     """
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()  # a process name may contain brackets
-        except OSError:  # the process has exited
-            continue
-        children.setdefault(int(fields[1]), []).append(int(entry.name))
-        ticks[int(entry.name)] = sum(int(field) for field in fields[11:15])
-    return sum(ticks.get(process, 0) for process in _process_tree(root, children)) / _TICKS
+    for process, fields in process_fields(proc):
+        children.setdefault(int(fields[1]), []).append(process)
+        ticks[process] = sum(int(field) for field in fields[11:15])
+    return sum(ticks.get(each, 0) for each in _process_tree(root, children)) / _TICKS
 
 
 def _process_tree(root: int, children: Mapping[int, list[int]]) -> list[int]:

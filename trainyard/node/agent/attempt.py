@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import shutil
 import signal
 import stat
@@ -121,7 +122,7 @@ def _local_rank(process: int) -> int | None:
     A forked rank has the environment of its parent in /proc.
     """
     folder = Path(f"/proc/{process}/fd/2").readlink().parent
-    return int(folder.name) if folder.name.isdigit() else None
+    return int(folder.name) if re.fullmatch("[0-9]{1,4}", folder.name) else None
 
 
 def secure_memory() -> None:

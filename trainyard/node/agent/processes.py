@@ -1,8 +1,8 @@
 """One torchrun on this node: its interpreter, transfer of its logs to S3, failures of its ranks."""
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from trainyard.aws.s3 import Bucket
@@ -117,13 +117,15 @@ class Torchrun:
 
 def child_processes(parent: int, proc: Path = Path("/proc")) -> list[int]:
     """Process ids of the direct children. Field 4 of /proc/PID/stat is the parent, proc_pid_stat(5)."""
-    children = []
+    return [process for process, fields in process_fields(proc) if int(fields[1]) == parent]
+
+
+def process_fields(proc: Path = Path("/proc")) -> Iterator[tuple[int, list[str]]]:
+    """Yield the id of each process and its fields after the name in /proc/PID/stat, from field 3 on, proc_pid_stat(5).
+
+    The name may have brackets and any bytes: a process can change it.
+    """
     for entry in proc.iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # the process has exited
-                continue
-            if int(fields[1]) == parent:
-                children.append(int(entry.name))
-    return children
+        if entry.name.isdecimal():
+            with suppress(OSError):  # the process has exited
+                yield int(entry.name), (entry / "stat").read_bytes().rpartition(b")")[2].decode().split()

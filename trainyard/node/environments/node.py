@@ -79,7 +79,7 @@ def remove_unused() -> None:
     loaded = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # the process has exited
-            loaded += maps.read_text()
+            loaded += maps.read_text(errors="replace")  # names of files may have any bytes
     for folder in unlinked:
         if f"{folder}/" not in loaded:
             shutil.rmtree(folder)
