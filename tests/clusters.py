@@ -294,7 +294,7 @@ def create_group(region: str, name: str, template: str, subnet: str, size: int =
 
 
 def _create_deadline(region: str, schedule_group: str) -> None:
-    """Create a schedule group and, with the first one, the role that its schedules assume."""
+    """Create a schedule group and the role that its schedules assume, unless it exists."""
     client("scheduler", region).create_schedule_group(Name=schedule_group)
     iam, role = client("iam", region), MANIFEST.deadline.role_arn.rpartition("/")[2]
     service = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "scheduler.amazonaws.com"}}

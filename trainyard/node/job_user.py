@@ -8,6 +8,7 @@ job may also delete its folders, or replace them: the agent lists them with `lis
 import os
 import pwd
 import stat
+import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -87,6 +88,14 @@ def list_job_folder(folder: Path, limit: int) -> list[str]:
         finally:
             os.close(descriptor)
     return []
+
+
+def delete_job_folder(folder: Path) -> None:
+    """Delete a folder of the job, which may be deeper than the recursion limit of shutil.rmtree. Errors are ignored.
+
+    Links are not followed.
+    """
+    subprocess.run(["rm", "--recursive", "--force", "--", str(folder)], capture_output=True, check=False)
 
 
 def open_job_file(file: Path) -> BinaryIO:

@@ -1,12 +1,20 @@
 """Files that a job writes: what it may replace them by, and what the agent then reads."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trainyard.node.job_user import create_job_file, create_job_folder, list_job_folder, open_job_file, read_job_file
+from trainyard.node.job_user import (
+    create_job_file,
+    create_job_folder,
+    delete_job_folder,
+    list_job_folder,
+    open_job_file,
+    read_job_file,
+)
 
 
 @pytest.fixture
@@ -61,6 +69,18 @@ def test_a_replaced_folder_has_no_entries(folder: Path, secret: Path, attack: st
     elif attack == "file":
         folder.touch()
     assert list_job_folder(folder, 10) == []
+
+
+def test_a_folder_of_any_depth_is_deleted_without_the_targets_of_links(folder: Path, secret: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(2 * sys.getrecursionlimit()):
+        os.mkdir("folder", dir_fd=descriptor)
+        os.symlink(secret.parent, "link", dir_fd=descriptor)
+        parent, descriptor = descriptor, os.open("folder", os.O_RDONLY, dir_fd=descriptor)
+        os.close(parent)
+    os.close(descriptor)
+    delete_job_folder(folder)
+    assert (folder.exists(), secret.read_text()) == (False, "credentials")
 
 
 def test_the_end_of_a_long_file_is_read(folder: Path) -> None:

@@ -51,7 +51,14 @@ from trainyard.node.agent.torchrun import (
 from trainyard.node.environments import model as model_program
 from trainyard.node.environments import source as source_environment
 from trainyard.node.identity import BASE, MEMORY, Node
-from trainyard.node.job_user import JobUser, create_job_file, create_job_folder, find_job_user, read_job_file
+from trainyard.node.job_user import (
+    JobUser,
+    create_job_file,
+    create_job_folder,
+    delete_job_folder,
+    find_job_user,
+    read_job_file,
+)
 from trainyard.node.watchdog import report_progress
 
 LIFECYCLE_HEARTBEAT_SECONDS = 60.0
@@ -139,7 +146,7 @@ def delete_memory(current: str | None = None) -> None:
     secure_memory()
     for folder in MEMORY.iterdir():
         if folder.name != current:
-            shutil.rmtree(folder, ignore_errors=True)
+            delete_job_folder(folder)
 
 
 def _attempt_folder(run: str, attempt: int) -> Path:
@@ -267,7 +274,7 @@ class AttemptTorchrun(Torchrun):
 
     def _remove_earlier_work(self) -> None:
         for folder in _attempt_folder(self._run.run, 0).parent.glob(f"attempt-*/{WORK}"):
-            shutil.rmtree(folder, ignore_errors=True)
+            delete_job_folder(folder)
 
     def _variables(self, attempt: int) -> dict[str, str]:
         """Environment variables of an attempt of the run on this node, without secrets."""
