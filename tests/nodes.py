@@ -26,7 +26,7 @@ from trainyard.aws.clients import client
 from trainyard.aws.s3 import Bucket
 from trainyard.models.events import AgentEvent, PlaybookEvent, TaskEvent
 from trainyard.models.layout import CURRENT_RUN, MANIFEST, RunLayout, bundle_key
-from trainyard.models.manifest import Archive, Manifest
+from trainyard.models.manifest import Archive, Job, Manifest
 from trainyard.models.run import RunRecord
 from trainyard.models.streams import Cursor, node_events
 
@@ -63,6 +63,11 @@ class BootedCluster:
             changes["node"] = self.manifest.node.model_copy(update=node)
         self.manifest = self.manifest.model_copy(update=changes)
         self.staging.write(MANIFEST, self.manifest.model_dump_json(indent=1).encode())
+
+    def publish_run(self, container: str | None = None) -> None:
+        """Write the record of the run. `container`: image of its job, which may differ from that of the manifest."""
+        job = self.manifest.job.model_copy(update={"container": container})
+        self.staging.write(CURRENT_RUN, _run_record(self.manifest, job).model_dump_json().encode())
 
     def launch_worker(self, image: str | None = None) -> str:
         """Launch a worker, which the hypervisor boots. Returns its instance id. `image`: AMI id; default: Ubuntu."""
@@ -152,11 +157,11 @@ def boot_cluster(folder: Path, aws: EmulatedAws, packed: Packed | None = None) -
     ):
         cluster = BootedCluster(stack=stack, backend=backend, data=data, staging=staging, manifest=manifest)
         cluster.publish_manifest(packed or pack_bundle(ROOT), venv=sys.prefix)
-        staging.write(CURRENT_RUN, _run_record(cluster.manifest).model_dump_json().encode())
+        cluster.publish_run()
         yield cluster
 
 
-def _run_record(manifest: Manifest) -> RunRecord:
+def _run_record(manifest: Manifest, job: Job) -> RunRecord:
     now = time.time()
     return RunRecord(
         run=RUN,
@@ -165,6 +170,6 @@ def _run_record(manifest: Manifest) -> RunRecord:
         manifest_digest=manifest.digest(),
         nodes=1,
         processes_per_node=1,
-        job=manifest.job,
+        job=job,
         limits=manifest.limits,
     )

@@ -24,6 +24,7 @@ def test_the_playbook_passes_the_values_of_the_agent_to_the_role() -> None:
     container = role_variables("container")
     for name in ("name", "wrapper", "variable_prefix", "client_variables"):
         assert container[f"container_{name}"] == f"{{{{ job_container.{name} }}}}"
+    assert container["container_image"] == "{{ job_container.image or '' }}"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from trainyard.models.manifest import Fsx, Gpus, Hardware, Manifest
 pytestmark = pytest.mark.booted
 
 EFA_VERSION = "1.51.0"
+RESOLVED_IMAGE = f"{IMAGE.partition(':')[0]}@sha256:{'5' * 64}"  # of the run; the manifest names the tag
 FSX = Fsx(dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abc", mount_point="/data/fsx")
 GPUS = Gpus(model="A100", driver="open", nvswitch=True, clocks=(1215, 1410))
 ROLES = [
@@ -143,6 +144,7 @@ def full_node(cluster: BootedCluster, tmp_path_factory: pytest.TempPathFactory) 
         patch.setattr(cgroups, "_ALLOWED_DEVICES", (*cgroups._ALLOWED_DEVICES, "c 10:235 rwm"))
         cluster.manifest = with_hardware(cluster.manifest)
         cluster.publish_manifest(variables=sources.variables, use_gpus=False)
+        cluster.publish_run(RESOLVED_IMAGE)
         name = cluster.launch_worker()
         eventually(
             lambda: any(event.status in ("ok", "failed") for event in cluster.playbook_events(name)),
@@ -196,7 +198,8 @@ def test_all_roles_run_in_order(cluster: BootedCluster, full_node: str) -> None:
             ":dev:md127\nraid-devices=2\n",
         ),
         (
-            f"docker image inspect {IMAGE} && grep -o '/opt.*docker' /etc/docker/daemon.json",
+            f"docker image inspect {RESOLVED_IMAGE} && ! docker image inspect {IMAGE} && "
+            "grep -o '/opt.*docker' /etc/docker/daemon.json",
             "/opt/trainyard/scratch/docker\n",
         ),
         ("grep -o 'in /opt.*fsx' /opt/trainyard/bin/run-in-container", "in /opt/trainyard /etc/trainyard /data/fsx\n"),

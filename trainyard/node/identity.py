@@ -58,14 +58,18 @@ def read_manifest() -> Manifest:
     return Manifest.model_validate_json((BASE / "manifest.json").read_text())
 
 
-def write_configured(manifest: Manifest) -> None:
-    """Store that the playbook has applied this manifest to the node."""
-    _CONFIGURED.write_text(manifest.node_digest())
+def write_configured(manifest: Manifest, container: str | None) -> None:
+    """Store that the playbook has applied this manifest to the node, and pulled this container image, if any."""
+    _CONFIGURED.write_text(_format_configured(manifest.node_digest(), container))
 
 
-def is_configured(node_digest: str) -> bool:
-    """Whether the playbook has applied a manifest with this digest (Manifest.node_digest)."""
-    return _CONFIGURED.exists() and _CONFIGURED.read_text() == node_digest
+def is_configured(node_digest: str, container: str | None) -> bool:
+    """Whether the playbook has applied a manifest with this digest (Manifest.node_digest), and this container image."""
+    return _CONFIGURED.exists() and _CONFIGURED.read_text() == _format_configured(node_digest, container)
+
+
+def _format_configured(node_digest: str, container: str | None) -> str:
+    return f"{node_digest} {container or ''}".rstrip()
 
 
 def is_outdated(node: Node) -> bool:

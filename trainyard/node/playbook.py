@@ -17,7 +17,7 @@ from trainyard.models.manifest import Hardware, Manifest, WorkerGroup
 from trainyard.node import bootstrap
 from trainyard.node.agent import job_container, job_unit
 from trainyard.node.agent.state import AGENT_STATE, read_state
-from trainyard.node.events import open_event_writer
+from trainyard.node.events import open_event_writer, read_current_run
 from trainyard.node.identity import (
     BASE,
     CONTAINER_NAME,
@@ -96,6 +96,7 @@ def main() -> int:
     node, manifest = read_node(), read_manifest()
     configure_logging(node=node.instance)
     playbook = "head.yml" if node.role == "head" else "node.yml"
+    container = find_container_image(node, manifest)
     changed, failure = 0, ""
     started_at = time.monotonic()
     with open_event_writer(node, manifest, "playbook") as writer:
@@ -120,7 +121,7 @@ def main() -> int:
         writer.flush()
         try:
             require_bakeable(node)
-            code = run_playbook(node, manifest, playbook, handle_event)
+            code = run_playbook(node, manifest, container, playbook, handle_event)
         except Exception as error:  # the launch must also see why the playbook does not start
             is_permanent = isinstance(error, NotBakeableError)
             report_status("failed", str(error) if is_permanent else f"{type(error).__name__}: {error}", is_permanent)
@@ -131,7 +132,7 @@ def main() -> int:
             succeeded, failure = False, f"a role requests another reboot at boot {int(node.boot)}: {reboot_reason}"
         deferred = bool(succeeded and reboot_reason and is_job_active())
         if succeeded and (deferred or not reboot_reason):
-            write_configured(manifest)
+            write_configured(manifest, container)
         if succeeded and reboot_reason:
             report_status("deferred" if deferred else "rebooting", reboot_reason)
         elif succeeded:
@@ -183,8 +184,25 @@ def target_group(node: Node, manifest: Manifest) -> WorkerGroup:
     return group.on_instance_type(instance_type)
 
 
-def run_playbook(node: Node, manifest: Manifest, playbook: str, handle_event: Callable[[dict[str, Any]], bool]) -> int:
-    """Run one playbook of the bundle on this machine; the exit code of ansible-runner."""
+def find_container_image(node: Node, manifest: Manifest) -> str | None:
+    """Container image that this node pulls: on a worker that of its run, by digest; None without a container.
+
+    A builder has no run: it pulls the image of the manifest, and workers pull what has changed since.
+    """
+    return read_current_run(node, manifest).job.container if node.role == "worker" else manifest.job.container
+
+
+def run_playbook(
+    node: Node,
+    manifest: Manifest,
+    container: str | None,
+    playbook: str,
+    handle_event: Callable[[dict[str, Any]], bool],
+) -> int:
+    """Run one playbook of the bundle on this machine; the exit code of ansible-runner.
+
+    `container`: container image to pull, if any.
+    """
     bundle = Path(node.bundle)
     worker_variables: dict[str, Any] = {}
     if node.role != "head":
@@ -206,6 +224,7 @@ def run_playbook(node: Node, manifest: Manifest, playbook: str, handle_event: Ca
             "service_python": sys.executable,
             "job_user": JOB_USER,
             "job_container": {
+                "image": container,
                 "name": CONTAINER_NAME,
                 "wrapper": str(BASE / CONTAINER_WRAPPER),
                 "variable_prefix": job_container.VARIABLE_PREFIX,

@@ -17,6 +17,7 @@ from trainyard.log import configure_logging
 from trainyard.models.events import PlaybookEvent
 from trainyard.models.layout import split_s3_uri
 from trainyard.models.manifest import Manifest
+from trainyard.models.run import RunRecord
 from trainyard.node import bootstrap
 from trainyard.node.events import open_event_writer
 from trainyard.node.identity import BASE, Node, read_manifest, read_node
@@ -54,11 +55,26 @@ def report_failure(node: Node, manifest: Manifest, reason: str) -> None:
         writer.write_event(PlaybookEvent.model_validate(event))
 
 
-def refresh(node: Node) -> None:
-    """Compare the manifest in S3 with the local one and apply a change."""
+def pull_container_image(run: RunRecord) -> None:
+    """Run the playbook again for the container image of a run of the manifest on this node, unless it runs now."""
+    is_completed = subprocess.run(["systemctl", "is-active", "--quiet", UNIT], check=False).returncode == 0
+    if is_completed and read_manifest().node_digest() == run.node_digest:
+        LOG.info("the playbook runs again for the container image %s", run.job.container)
+        subprocess.run(["systemctl", "restart", "--no-block", UNIT], check=True)
+
+
+def refresh(node: Node, run: RunRecord | None = None) -> None:
+    """Compare the manifest in S3 with the local one and apply a change.
+
+    `run`: run for which the playbook has not configured this node yet, if any.
+    """
     bucket, key = split_s3_uri(node.manifest_uri)
     text = Bucket(bucket, node.region, node.account).read(key)
-    if text == (BASE / "manifest.json").read_bytes() or (REJECTED.exists() and REJECTED.read_bytes() == text):
+    if text == (BASE / "manifest.json").read_bytes():
+        if run is not None:
+            pull_container_image(run)
+        return
+    if REJECTED.exists() and REJECTED.read_bytes() == text:
         return
     manifest = read_manifest()
     try:

@@ -9,14 +9,21 @@ from typing import Any, Literal
 import ansible_runner
 import pytest
 
+from rehearsal.aws.process import EmulatedAws
+from tests.clusters import create_cluster
+from tests.conftest import REGION
 from tests.manifests import MANIFEST
 from trainyard.models.events import NodeRole
+from trainyard.models.layout import CURRENT_RUN
 from trainyard.models.manifest import Gpus, Hardware, Manifest
 from trainyard.node import bootstrap, identity
 from trainyard.node import playbook as playbook_module
 from trainyard.node.agent.job_container import CLIENT_VARIABLES, VARIABLE_PREFIX
 from trainyard.node.agent.state import AgentStateFile
 from trainyard.node.identity import CONTAINER_NAME, CONTAINER_WRAPPER, Node
+
+TAG = "nvcr.io/nvidia/pytorch:26.10-py3"
+IMAGE = f"nvcr.io/nvidia/pytorch@sha256:{'5' * 64}"
 
 
 def create_node(role: NodeRole, group: str | None) -> Node:
@@ -43,7 +50,7 @@ def run(node: Node, manifest: Manifest, root: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ansible_runner, "run", runner)
     monkeypatch.setattr(playbook_module, "BASE", root / "opt")
     monkeypatch.setattr(playbook_module, "ROOT", root)
-    assert playbook_module.run_playbook(node, manifest, "any.yml", lambda _: True) == 0
+    assert playbook_module.run_playbook(node, manifest, IMAGE, "any.yml", lambda _: True) == 0
     return arguments
 
 
@@ -56,15 +63,29 @@ def test_worker_gets_the_variables_of_the_worker_group(
     assert arguments["extravars"].get("baking") == (False if role == "worker" else None)
 
 
-def test_playbook_gets_name_and_wrapper_of_the_job_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_playbook_gets_image_name_and_wrapper_of_the_job_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = run(create_node("worker", "workers"), MANIFEST, tmp_path, monkeypatch)
     wrapper = str(tmp_path / "opt" / CONTAINER_WRAPPER)
     assert arguments["extravars"]["job_container"] == {
+        "image": IMAGE,
         "name": CONTAINER_NAME,
         "wrapper": wrapper,
         "variable_prefix": VARIABLE_PREFIX,
         "client_variables": CLIENT_VARIABLES,
     }
+
+
+@pytest.mark.parametrize(("role", "expected"), [("worker", IMAGE), ("builder", TAG)])
+def test_a_worker_pulls_the_image_of_its_run(
+    role: NodeRole, expected: str, account: EmulatedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = create_cluster(REGION, container=TAG)
+    record = cluster.create_run_record()
+    run = record.model_copy(update={"job": record.job.model_copy(update={"container": IMAGE})})
+    cluster.staging.write(CURRENT_RUN, run.model_dump_json().encode())
+    assert playbook_module.find_container_image(create_node(role, "workers"), cluster.manifest) == expected
 
 
 @pytest.mark.parametrize(("instance_type", "gpus"), [("p4d.24xlarge", 8), ("c7i.xlarge", 0)])
@@ -133,10 +154,11 @@ def test_reboot_is_deferred_while_the_job_runs(
     monkeypatch.setattr(playbook_module, "REBOOT_REQUEST", request)
     monkeypatch.setattr(playbook_module, "read_node", lambda: create_node("worker", "workers"))
     monkeypatch.setattr(playbook_module, "read_manifest", lambda: MANIFEST)
+    monkeypatch.setattr(playbook_module, "find_container_image", lambda *_: None)
     monkeypatch.setattr(playbook_module, "open_event_writer", lambda *_: nullcontext(writer))
     monkeypatch.setattr(playbook_module, "run_playbook", lambda *_: 0)
     monkeypatch.setattr(subprocess, "run", systemctl)
     assert playbook_module.main() == 0
     assert statuses == ["started", status]
     assert (["systemctl", "reboot"] in commands) is not is_working
-    assert identity.is_configured(MANIFEST.node_digest()) is is_working
+    assert identity.is_configured(MANIFEST.node_digest(), None) is is_working

@@ -189,20 +189,24 @@ class Agent:
             self._connection.close()
 
     def _report_ready(self) -> None:
-        """Report that this node can run the job. A kept node may have to apply a changed manifest first."""
-        if self.run.previous_run is None or is_configured(self.run.node_digest):
+        """Report that this node can run the job. A kept node may have to run the playbook first."""
+        run = self.run
+        if run.previous_run is None or is_configured(run.node_digest, run.job.container):
             self._is_ready = True
             self.report_state("ready", 0)
         else:
-            self._refresh()
+            self._refresh(run)
 
-    def _refresh(self) -> None:
-        """Apply a changed manifest, which runs the playbook. An error is logged, and the next call tries it again."""
+    def _refresh(self, run: RunRecord | None = None) -> None:
+        """Apply a changed manifest, which runs the playbook, as a new container image of `run` does.
+
+        An error is logged, and the next call tries it again.
+        """
         if time.monotonic() < self._refreshed_at + REFRESH_SECONDS:
             return
         self._refreshed_at = time.monotonic()
         try:
-            refresh(self.node)
+            refresh(self.node, run)
         except Exception as error:
             LOG.error("the manifest cannot be refreshed: %s: %s", type(error).__name__, error)
 
@@ -226,7 +230,7 @@ class Agent:
         if self._attempt is not None:
             self._step_attempt(self._attempt, control)
         elif not self._is_ready:
-            return  # a kept node applies a changed manifest first
+            return  # the playbook runs on a kept node first
         elif requested is not None and requested.number > self._state_file.state.repair:
             self._start_repair(requested)
         elif control.attempt > self._state_file.state.attempt and self.node.instance in control.nodes:

@@ -6,11 +6,10 @@ import threading
 
 import boto3
 
-from trainyard.aws.s3 import Bucket
 from trainyard.log import configure_logging, set_run
-from trainyard.models.layout import CURRENT_RUN
 from trainyard.models.run import RunRecord
 from trainyard.node.agent.agent import Agent
+from trainyard.node.events import read_current_run
 from trainyard.node.health.monitor import create_monitor
 from trainyard.node.identity import find_group, read_manifest, read_node
 from trainyard.node.watchdog import report_progress
@@ -24,9 +23,7 @@ def main() -> int:
     boto3.DEFAULT_SESSION.events.register("before-send", lambda **_: report_progress())
     node, manifest = read_node(), read_manifest()
     configure_logging(node=node.instance)
-    run: RunRecord | None = RunRecord.model_validate_json(
-        Bucket(manifest.staging_bucket, node.region, node.account).read(CURRENT_RUN)
-    )
+    run: RunRecord | None = read_current_run(node, manifest)
     stop, code = threading.Event(), 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -18,6 +18,8 @@ from trainyard.node.agent import agent as agent_module
 from trainyard.node.agent import attempt as attempt_module
 from trainyard.node.agent.attempt import RANK_EXIT_SECONDS, TORCHRUN_EXIT_SECONDS, AttemptTorchrun
 from trainyard.node.agent.drain import Drain
+from trainyard.node.agent.job_unit import Launch
+from trainyard.node.identity import CONTAINER_WRAPPER
 
 # torchrun with one rank that ignores SIGTERM, as a rank does whose main thread hangs in NCCL.
 HANGING_RANK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -365,3 +367,22 @@ def test_metadata_service_is_not_called_at_each_fast_poll(node: NodeWithAgent, m
     node.wait_for("workers_up 1")
     eventually(lambda: len(calls) > 10, "calls of the metadata service")
     assert min(later - earlier for earlier, later in itertools.pairwise(calls)) >= agent_module.POLL_SECONDS
+
+
+def test_each_attempt_runs_the_container_image_of_the_run(node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The init of the node has no ExecStopPost, by which systemd removes the container.
+    monkeypatch.setattr(attempt_module, "Launch", lambda writable, prepare, in_container: Launch(writable, prepare))
+    image, images = f"registry.invalid/train@sha256:{'5' * 64}", node.folder / "images"
+    wrapper = node.folder / CONTAINER_WRAPPER
+    wrapper.parent.mkdir()
+    skip_options = "while case $1 in --*) true ;; *) false ;; esac; do shift; done"
+    wrapper.write_text(f'#!/bin/sh\n{skip_options}\necho "$1" >> {images}\nshift\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    job = node.record.job.model_copy(update={"container": image, "standby": False})
+    node.agent.run = node.record.model_copy(update={"job": job})
+    for attempt in (1, 2):
+        node.request(attempt)
+        node.wait_for(f"workers_up {attempt}")
+        node.unit().kill()
+        node.wait_for(f"workers_failed {attempt}")
+    assert images.read_text().splitlines() == [image, image]

@@ -96,7 +96,7 @@ def test_agent_of_an_active_run_stays(node: KeptNode) -> None:
 
 def test_record_of_a_newer_version_is_read_after_the_refresh(node: KeptNode, monkeypatch: pytest.MonkeyPatch) -> None:
     refreshed: list[str] = []
-    monkeypatch.setattr(agent_module, "refresh", lambda node: refreshed.append(node.instance))
+    monkeypatch.setattr(agent_module, "refresh", lambda node, _: refreshed.append(node.instance))
     node.cluster.staging.write(CURRENT_RUN, b'{"run": "other", "unknown": 1}')
     node.end_run()
     eventually(lambda: refreshed == ["i-1"], "the refresh")
@@ -105,14 +105,32 @@ def test_record_of_a_newer_version_is_read_after_the_refresh(node: KeptNode, mon
 
 def test_node_is_ready_when_the_playbook_has_configured_it(node: KeptNode, monkeypatch: pytest.MonkeyPatch) -> None:
     refreshed: list[str] = []
-    monkeypatch.setattr(agent_module, "refresh", lambda node: refreshed.append(node.instance))
+    monkeypatch.setattr(agent_module, "refresh", lambda node, _: refreshed.append(node.instance))
     node.close()
     node.stop.clear()
     record = node.next_record(node_digest=node.cluster.manifest.node_digest())
     node.start(record)
     eventually(lambda: refreshed == ["i-1"], "the refresh")
     assert node.reported(record) == []
-    identity.write_configured(node.cluster.manifest)
+    identity.write_configured(node.cluster.manifest, None)
+    eventually(lambda: node.reported(record) == ["ready"], "the report")
+
+
+def test_node_is_ready_when_the_playbook_has_pulled_the_image_of_the_run(
+    node: KeptNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[RunRecord] = []
+    monkeypatch.setattr(agent_module, "refresh", lambda _, run: requested.append(run))
+    node.close()
+    node.stop.clear()
+    manifest, image = node.cluster.manifest, f"image@sha256:{'5' * 64}"
+    identity.write_configured(manifest, f"image@sha256:{'4' * 64}")
+    job = manifest.job.model_copy(update={"container": image})
+    record = node.next_record(node_digest=manifest.node_digest(), job=job)
+    node.start(record)
+    eventually(lambda: requested == [record], "the request to run the playbook")
+    assert node.reported(record) == []
+    identity.write_configured(manifest, image)
     eventually(lambda: node.reported(record) == ["ready"], "the report")
 
 
