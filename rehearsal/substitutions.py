@@ -152,7 +152,7 @@ def _remove_container(substitution: SettingsSubstitution) -> None:
             job,
             "container",
             None,
-            original=f"the container image {image} and the role that installs Docker",
+            original=f"the container image {image}, the digest of its tag, and the role that installs Docker",
             replacement="the Python environment of the rehearsal",
             reason="nodes cannot reach a container registry or Docker's package repository",
         )

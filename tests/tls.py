@@ -3,10 +3,10 @@
 import datetime
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,16 @@ def _builder(issuer: str, subject: str, key: ec.EllipticCurvePublicKey) -> x509.
 @contextmanager
 def https_server(folder: Path, certificate: Path) -> Iterator[str]:
     """Serve a folder over HTTPS. Yields the URL."""
+    with serve_https(partial(_Handler, directory=str(folder)), certificate) as url:
+        yield url
+
+
+@contextmanager
+def serve_https(handler: Callable[..., BaseHTTPRequestHandler], certificate: Path) -> Iterator[str]:
+    """Handle requests over HTTPS. Yields the URL."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    server = ThreadingHTTPServer((HOST, 0), partial(_Handler, directory=str(folder)))
+    server = ThreadingHTTPServer((HOST, 0), handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

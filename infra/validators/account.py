@@ -253,8 +253,8 @@ def key_allows_auto_scaling(settings: StackSettings, facts: AccountFacts) -> Ite
 
 def image_reachable(settings: StackSettings, facts: AccountFacts) -> Iterator[Problem]:
     """Nodes without internet access pull from ECR of their region: VPC endpoints serve that region only."""
-    job, image, node = settings.job, settings.ecr_image, settings.node
-    pulls = job.container is not None and node.provisioning == "configure" and "container" not in node.skip_roles
+    job, image = settings.job, settings.ecr_image
+    pulls = job.container is not None and settings.node.runs_role("container")
     subnet_facts = facts.subnet
     internet = settings.network.nat_gateway
     if subnet_facts:

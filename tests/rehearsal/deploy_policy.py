@@ -63,6 +63,7 @@ READS = {
     "cloudformation": "GetResource",
     "cloudwatch": "Describe* ListTagsForResource",
     "ec2": "Describe* GetConsoleOutput",
+    "ecr": "BatchGetImage",
     "fsx": "Describe* ListTagsForResource",
     "kms": "Describe* Get* List*",
     "logs": "Describe* ListTagsForResource",

@@ -75,7 +75,7 @@ ContainerImage = Annotated[
     str,
     AfterValidator(
         matching(
-            r"[a-z0-9][\w.:/@-]{0,254}",
+            r"[a-z0-9][\w.:/@-]{0,454}",  # name of 255, tag of 128 and digest of 71 characters
             "a reference to a container image, such as nvcr.io/nvidia/pytorch:26.10-py3",
         )
     ),

@@ -61,6 +61,10 @@ class NodeSettings(StrictModel):
         "must have it already if the connections to S3 are intercepted.",
     )
 
+    def runs_role(self, role: SystemRole) -> bool:
+        """Return whether the node playbook runs a role where hardware and job need it."""
+        return self.provisioning == "configure" and role not in self.skip_roles
+
     @property
     def s3_wheels(self) -> str | None:
         """The S3 URI of the wheels, where `package_index` is one: nodes need permission to read it."""
@@ -115,8 +119,8 @@ class JobSpec(StrictModel):
     container: ContainerImage | None = Field(
         None,
         description="Container image of the custom job, run with the node's network, GPUs and EFA devices. Its python "
-        "has torch and the packages of the job. The container role pulls it, from ECR with the node's IAM role. "
-        "None: the node's Python environment.",
+        "has torch and the packages of the job. The launch resolves its tag to a digest, which all nodes of the run "
+        "pull, from ECR with their IAM role. None: the node's Python environment.",
     )
     secrets: dict[VariableName, ParameterName] = Field(
         default_factory=dict,

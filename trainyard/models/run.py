@@ -50,7 +50,7 @@ class RunRecord(StrictModel):
     nodes: int = Field(gt=0, description="Number of nodes of the job.")
     spares: int = Field(0, ge=0, description="Number of spare nodes in the worker groups.")
     processes_per_node: int = Field(gt=0, description="Processes on each node.")
-    job: Job = Field(description="The job as it was launched.")
+    job: Job = Field(description="The job as it was launched, its container image by digest.")
     limits: Limits = Field(description="Deadlines of the run.")
     requirements: Archive | None = Field(
         None,
@@ -98,11 +98,15 @@ class RunRecord(StrictModel):
         return self.deadline < self.start + self.limits.time_limit_minutes * 60
 
 
-def find_node_change(run: RunRecord, manifest: Manifest) -> NodeChange:
-    """Return what a new run of this manifest needs on the nodes of an earlier run."""
+def find_node_change(run: RunRecord, manifest: Manifest, container: str | None = None) -> NodeChange:
+    """Return what a new run of this manifest needs on the nodes of an earlier run.
+
+    `container`: image of the new run by digest; None: it has none, or its tag is not resolved yet.
+    """
     if run.instance_digest != manifest.instance_digest():
         return "instances"
-    return "software" if run.node_digest != manifest.node_digest() else "none"
+    is_same_image = container in (None, run.job.container)
+    return "none" if is_same_image and run.node_digest == manifest.node_digest() else "software"
 
 
 def compute_run_deadline(start: float, limits: Limits, capacity_end_time: float | None) -> float:

@@ -76,9 +76,10 @@ class KeptNodesOperation:
         outcome = self._cluster.outcome(run.run)
         return is_active if outcome is None else outcome.keeps_nodes(time.time() + MARGIN_SECONDS)
 
-    def take(self, run: RunRecord, keep_minutes: float) -> KeptNodes | None:
+    def take(self, run: RunRecord, keep_minutes: float, container: str | None) -> KeptNodes | None:
         """Stop the job of `run` if it is active, and keep its nodes for `keep_minutes`, for the start of the new run.
 
+        `container`: image of the new run by digest.
         Terminates the nodes that the new run does not need, and those that do not stop the job in time. None: the run
         has ended meanwhile, and the controller terminates its nodes.
         """
@@ -93,7 +94,7 @@ class KeptNodesOperation:
         if self._outcome_before is None and control.attempt:
             stopped = self._wait_for_stop(usable & set(control.nodes), cursor)
             usable &= stopped & set(self._in_service())  # a node may have been interrupted meanwhile
-        kept = KeptNodes(run, find_node_change(run, self._manifest))
+        kept = KeptNodes(run, find_node_change(run, self._manifest, container))
         members = self._workers.members_by_group()
         for group in self._manifest.groups:
             present = [name for name in members.get(group.name, ()) if name in usable]

@@ -1,4 +1,4 @@
-"""The launch: check source and dataset, wait for the head, create a run, start all nodes or none, wait for the job.
+"""The launch: prepare job and dataset, wait for the head, create a run, start all nodes or none, wait for the job.
 
 A run uses the nodes of an earlier run that were kept: kept_nodes.py. Before the launch adds nodes, it creates the
 lease, a scheduled action of each worker group: AWS terminates the workers even if the operator's process and the
@@ -12,6 +12,7 @@ from typing import Any
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import Control, LaunchResult, Outcome, RunRecord, launch_trigger
 from trainyard.operations.cluster import Cluster
+from trainyard.operations.container_image import resolve_container_image
 from trainyard.operations.dataset import ensure_dataset
 from trainyard.operations.errors import CapacityError, LaunchError
 from trainyard.operations.head import wait_for_head
@@ -118,10 +119,7 @@ class Launch(LaunchOperation):
 
     def _launch_new_run(self, earlier: RunRecord | None = None, *, is_active: bool = False) -> LaunchResult:
         """Start a new run after the `earlier` run, which is stopped if it is active."""
-        if self.manifest.job.source is not None:
-            with self.phase("source"):
-                self._new_run_fields["requirements"] = prepare_source(self.cluster, self.display)
-            self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
+        self._prepare_job()
 
         def start() -> LaunchResult:
             self.pending.register()
@@ -142,6 +140,19 @@ class Launch(LaunchOperation):
             cost = describe_remaining_cost(self.manifest, self.reservations.describe_held())
             raise CapacityError(f"{error}. {cost}") from None
 
+    def _prepare_job(self) -> None:
+        """Resolve the job's container image, and check and lock its source, before anything is launched."""
+        job = self.manifest.job
+        if job.container is not None:
+            with self.phase("container"):
+                container = resolve_container_image(self.manifest, self.display)
+            job = job.model_copy(update={"container": container})
+        if job.source is not None:
+            with self.phase("source"):
+                self._new_run_fields["requirements"] = prepare_source(self.cluster, self.display)
+            self.deadline = Deadline(self.manifest.limits.startup_timeout_minutes)
+        self._new_run_fields["job"] = job
+
     def _require_same_current_run(self, earlier: RunRecord | None) -> None:
         """Raise LaunchError when another launch has created a run since this launch has read the current run."""
         current = self.cluster.current_run()
@@ -160,7 +171,8 @@ class Launch(LaunchOperation):
             self.display.line("run", f"stopping {run.run}, because another run replaces it")
         if not requires_scheduled_start(self.manifest) and self._kept_nodes.can_take(run, is_active=is_active):
             limits = self.manifest.limits
-            self._kept = self._kept_nodes.take(run, limits.startup_timeout_minutes + limits.capacity_wait_minutes)
+            keep_minutes = limits.startup_timeout_minutes + limits.capacity_wait_minutes
+            self._kept = self._kept_nodes.take(run, keep_minutes, self._new_run_fields["job"].container)
         if self._kept is None:
             if is_active or (outcome := self.cluster.outcome(run.run)) is None or outcome.keeps_nodes(time.time()):
                 stop_run(self.cluster, self.display, for_replacement=True)
@@ -177,7 +189,7 @@ class Launch(LaunchOperation):
         if not self.options.resume_replaced or self.manifest.job.resume is not None:
             return
         if checkpoint := find_newest_checkpoint(self.cluster.data, run.run):
-            self._new_run_fields["job"] = self.manifest.job.model_copy(update={"resume": run.run})
+            self._new_run_fields["job"] = self._new_run_fields["job"].model_copy(update={"resume": run.run})
             self.display.line("run", f"the new run starts from {checkpoint} (launch.resume_replaced)")
 
     def _update_starting_run(self, current: RunRecord, control: Control | None) -> LaunchResult | None:

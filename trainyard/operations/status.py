@@ -137,6 +137,8 @@ def format_status(status: RunStatus, stack: str) -> list[str]:
         lines.append(f"{verb} {format_time(record.start)}, {duration} ago; {limit} {format_time(record.deadline)}")
     if not outcome and status.lease_end_time is not None:
         lines.append(f"lease until {format_time(status.lease_end_time)}, renewed while the job runs")
+    if record.job.container is not None:
+        lines.append(f"container image {record.job.container}")
     lines += [_format_group(group) for group in status.groups]
     if outcome and outcome.keeps_nodes(time.time()) and status.nodes_usd_per_hour:
         lines.append(describe_kept_nodes(outcome, status.nodes_usd_per_hour, stack))

@@ -9,6 +9,7 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.conftest import REGION
+from tests.ecr import REGISTRY, push_image
 from tests.polling import eventually
 from tests.trainyard.operations.conftest import RecordingDisplay, RunInBackground
 from trainyard.aws.clients import client
@@ -161,6 +162,21 @@ def test_changed_software_uses_the_nodes_after_the_playbook(account: EmulatedAws
     earlier.start_job_of_next_run()
     launch, display = earlier.launch()
     assert count_launches(account, launch.start) == 0
+    assert earlier.current().healthy_nodes == ()
+    assert any("the node playbook runs again on 2 nodes" in line for line in display.lines)
+
+
+def test_moved_tag_of_the_container_image_runs_the_playbook(earlier: EarlierRun) -> None:
+    manifest = earlier.change_manifest({"container": f"{REGISTRY}/kept-nodes:1"})
+    digest = push_image("kept-nodes", "1", "content")
+    job = manifest.job.model_copy(update={"container": f"{REGISTRY}/kept-nodes@{digest}"})
+    earlier.record = earlier.record.model_copy(update={"node_digest": manifest.node_digest(), "job": job})
+    earlier.cluster.staging.write(CURRENT_RUN, earlier.record.model_dump_json().encode())
+    push_image("kept-nodes", "1", "other content")
+    earlier.end()
+    earlier.start_job_of_next_run()
+    launch, display = earlier.launch(new_run=True)
+    launch.start()
     assert earlier.current().healthy_nodes == ()
     assert any("the node playbook runs again on 2 nodes" in line for line in display.lines)
 
