@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import subprocess
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -90,36 +89,63 @@ def test_modules_in_use_with_other_parameters_request_a_reboot(tmp_path: Path) -
     assert "are in use" in configure_modules(tmp_path, value="2\n", unload=1)
 
 
-def configure_efa(folder: Path, interfaces: str) -> subprocess.CompletedProcess[str]:
-    """Configure EFA with a setup script that configures these interfaces."""
+def configure_efa(
+    folder: Path, interfaces: int, devices: int, *, loads: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Configure EFA on a node with `devices` EFA devices and one of another driver. `loads`: LNet adds interfaces."""
+    for number in range(devices + 1):
+        driver = folder / "drivers" / ("efa" if number else "other")
+        driver.mkdir(parents=True, exist_ok=True)
+        device = folder / f"devices/rdma{number:02}/device"
+        if not device.exists():
+            device.mkdir(parents=True)
+            (device / "driver").symlink_to(driver)
+    added = f'echo "nid: 10.0.0.7@efa $6" >> {folder}/added' if loads else "true"
     programs = {
-        "curl": f"for target; do :; done; exec cp {folder}/setup.zip {folder}/efa/client.zip",
-        "lnetctl": f"cat {folder}/interfaces",
-        "systemctl": f"test -e {folder}/interfaces",
-        "lustre_rmmod": "true",
+        "ip": "echo 'default via 10.0.0.1 dev ens5 proto dhcp src 10.0.0.7'",
+        "modprobe": f'echo "modprobe $*" >> {folder}/calls',
+        "lnetctl": f"""case "$*" in
+  "net show"*) cat {folder}/added 2>/dev/null;;
+  "net add --net efa"*) {added};;
+  *) echo "lnetctl $*" >> {folder}/calls;;
+esac""",
     }
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
-    with zipfile.ZipFile(folder / "setup.zip", "w") as archive:
-        script = f"#!/bin/sh\necho run >> {folder}/runs\necho '{interfaces}' > {folder}/interfaces\n"
-        archive.writestr("configure-efa-fsx-lustre-client/setup.sh", script)
-    arguments = ["/bin/sh", str(FILES / "configure-efa.sh"), "https://example.org/setup.zip", str(folder / "efa")]
+    arguments = ["/bin/sh", str(FILES / "configure-efa.sh"), str(interfaces), str(folder / "devices")]
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     return subprocess.run(arguments, capture_output=True, text=True, check=False, env=path)
 
 
-def test_efa_of_the_client_is_configured_once_by_the_setup_of_aws(tmp_path: Path) -> None:
-    assert configure_efa(tmp_path, "nid: 10.0.0.7@efa").stdout == "changed\n"
-    second = configure_efa(tmp_path, "nid: 10.0.0.7@efa")
-    assert (second.returncode, second.stdout) == (0, "")
-    assert (tmp_path / "runs").read_text() == "run\n"
+@pytest.mark.parametrize(
+    ("interfaces", "devices", "expected"),
+    [(8, 32, range(1, 33, 4)), (8, 16, range(1, 17, 2)), (2, 4, (1, 3)), (8, 8, range(1, 9)), (2, 1, (1,))],
+)
+def test_the_client_uses_efa_interfaces_spread_over_the_node(
+    interfaces: int, devices: int, expected: range | tuple[int, ...], tmp_path: Path
+) -> None:
+    result = configure_efa(tmp_path, interfaces, devices)
+    assert result.returncode == 0, result.stderr
+    added = [line.split()[-1] for line in (tmp_path / "added").read_text().splitlines()]
+    assert added == [f"rdma{number:02}" for number in expected]
+
+
+def test_efa_is_configured_once_and_preferred_to_tcp(tmp_path: Path) -> None:
+    configure_efa(tmp_path, 2, 4)
+    calls = (tmp_path / "calls").read_text()
+    assert "modprobe kefalnd ipif_name=ens5\n" in calls
+    assert "lnetctl net add --net tcp --if ens5\n" in calls
+    assert "lnetctl udsp add --src efa --priority 0\n" in calls
+    assert configure_efa(tmp_path, 2, 4).returncode == 0
+    assert (tmp_path / "calls").read_text() == calls
 
 
 def test_a_client_without_efa_interfaces_is_reported(tmp_path: Path) -> None:
-    result = configure_efa(tmp_path, "nid: 10.0.0.7@tcp")
+    result = configure_efa(tmp_path, 2, 4, loads=False)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "has configured no EFA interface for Lustre" in result.stderr
+    assert "LNet has 0 of 2 EFA interfaces" in result.stderr
+    assert "no EFA interface" in configure_efa(tmp_path / "none", 2, 0).stderr
 
 
 def test_a_mount_is_tuned_only_by_a_later_run_of_the_service() -> None:

@@ -1,21 +1,42 @@
 #!/bin/sh
-# Configure the node's EFA interfaces for the Lustre client with AWS's setup script, which also creates a service that
-# configures them at each boot. FSx for Lustre guide, "Configuring EFA clients". Prints `changed` if anything was changed.
-#   configure-efa.sh URL [FOLDER]
+# Configure LNet of the Lustre client with TCP on the interface of the default route and with EFA interfaces, which it
+# prefers. The interfaces are spread evenly over those of the node. The sources are the FSx for Lustre guide, "Configuring
+# EFA clients", and the EKS user guide, "Optimize Amazon FSx for Lustre performance on nodes (EFA)".
+#   configure-efa.sh INTERFACES [DEVICES]
 set -eu
-url=$1 folder=${2:-/usr/local/lib/trainyard-lustre-efa}
-service=configure-efa-fsx-lustre-client.service
+wanted=$1 devices=${2:-/sys/class/infiniband}
 
-is_configured() { lnetctl net show --net efa 2>/dev/null | grep -q '@efa'; }
+configured() { lnetctl net show --net efa 2>/dev/null | grep -c '@efa' || true; }
 
-if systemctl is-enabled --quiet "$service" 2>/dev/null && is_configured; then exit 0; fi
-mkdir -p "$folder"
-curl --fail --silent --show-error --location --retry 5 --output "$folder/client.zip" "$url"
-python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "$folder/client.zip" "$folder"
-cd "$folder/configure-efa-fsx-lustre-client"
-chmod +x ./*.sh
-# The kernel reads the CPU partitions, which the script sets, only when it loads the modules.
+set --
+for device in "$devices"/*; do
+  driver=$(readlink -f "$device/device/driver") || continue
+  if [ "${driver##*/}" = efa ]; then set -- "$@" "${device##*/}"; fi
+done
+if [ $# -eq 0 ]; then echo "the node has no EFA interface" >&2; exit 1; fi
+if [ "$wanted" -gt $# ]; then wanted=$#; fi
+if [ "$(configured)" -eq "$wanted" ]; then exit 0; fi
+
+address=$(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q')
 if [ -e /sys/module/lnet ]; then lustre_rmmod >&2; fi
-./setup.sh >&2
-is_configured || { echo "AWS's setup script has configured no EFA interface for Lustre: check lnetctl net show" >&2; exit 1; }
-echo changed
+modprobe lnet
+modprobe kefalnd "ipif_name=$address"
+modprobe ksocklnd
+lnetctl lnet configure
+lnetctl net del --net tcp 2>/dev/null || true
+lnetctl net add --net tcp --if "$address"
+number=0 added=0
+for device; do
+  if [ $((number * wanted / $#)) -eq $added ] && [ $added -lt "$wanted" ]; then
+    lnetctl net add --net efa --if "$device" --peer-credits 32
+    added=$((added + 1))
+  fi
+  number=$((number + 1))
+done
+lnetctl set discovery 1
+lnetctl udsp add --src efa --priority 0
+modprobe lustre
+if [ "$(configured)" -ne "$wanted" ]; then
+  echo "LNet has $(configured) of $wanted EFA interfaces: check lnetctl net show" >&2
+  exit 1
+fi
