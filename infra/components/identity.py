@@ -283,9 +283,7 @@ def _workers(args: IdentityArgs, job_role_arn: pulumi.Input[str]) -> list[Statem
         allow("ReadRuns", ["s3:GetObject"], _objects(args.data_bucket_arn, *_AGENT_READS, *_AGENT_KEYS)),
         allow("WriteRuns", ["s3:PutObject"], _objects(args.data_bucket_arn, *_AGENT_KEYS)),
         allow("JobRole", ["sts:AssumeRole"], [job_role_arn]),
-        stack_groups(
-            args.scope, "Drain", ["autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat"]
-        ),
+        stack_groups(args.scope, "Drain", ["autoscaling:RecordLifecycleActionHeartbeat"]),
         *_wheels(args),
         *_sources(args),
         *_image(args),

@@ -101,6 +101,7 @@ class WorkerGroup(pulumi.ComponentResource):
                 if args.placement_group is not None
                 else None
             ),
+            instance_initiated_shutdown_behavior="terminate",  # a drained node powers itself off
             instance_market_options=_market(args.plan),
             capacity_reservation_specification=_reservation(args.plan),
         )
@@ -129,7 +130,7 @@ class WorkerGroup(pulumi.ComponentResource):
             # The launch sets the desired capacity, and the subnet in whose zone it finds capacity.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["vpcZoneIdentifiers"], custom_timeouts=_TIMEOUTS),
         )
-        # A terminating node saves a checkpoint and completes the action. Without a heartbeat AWS continues.
+        # A terminating node saves a checkpoint and powers itself off. Without a heartbeat AWS continues.
         hook = aws.autoscaling.LifecycleHook(
             f"{name}-drain",
             autoscaling_group_name=group.name,

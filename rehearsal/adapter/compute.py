@@ -63,6 +63,7 @@ class LaunchTemplate(Handler):
         "imageId",
         "instanceType",
         "userData",
+        "instanceInitiatedShutdownBehavior",
         "updateDefaultVersion",  # only for updates: the first version is always the default
         "tags",
         iamInstanceProfile=input_keys("name"),
@@ -126,7 +127,12 @@ class LaunchTemplate(Handler):
 
     def _data(self, call: HandlerCall) -> dict[str, Any]:
         inputs = call.inputs
-        data: dict[str, Any] = call.api_arguments(imageId="ImageId", instanceType="InstanceType", userData="UserData")
+        data: dict[str, Any] = call.api_arguments(
+            imageId="ImageId",
+            instanceType="InstanceType",
+            userData="UserData",
+            instanceInitiatedShutdownBehavior="InstanceInitiatedShutdownBehavior",
+        )
         for key in (
             "iamInstanceProfile",
             "metadataOptions",

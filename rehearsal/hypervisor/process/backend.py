@@ -42,6 +42,7 @@ class ProcessBackend:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopped: set[str] = set()  # by `stop`
         self._specs: dict[str, NodeSpec] = {}
         self._has_clocks = False
 
@@ -134,6 +135,7 @@ class ProcessBackend:
         """Send SIGTERM to the node's init process, which stops the services."""
         process = self._nodes.get(instance)
         if process is not None and process.poll() is None:
+            self._stopped.add(instance)
             process.send_signal(signal.SIGTERM)
 
     def kill(self, instance: str) -> None:
@@ -184,8 +186,9 @@ class ProcessBackend:
         return process is not None and process.poll() is None
 
     def has_powered_off(self, instance: str) -> bool:
-        """Return False: a node of this backend has no command to power off."""
-        return False
+        """Return whether the node has powered itself off: its init process exits with 0 at the end of a shutdown."""
+        process = self._nodes.get(instance)
+        return process is not None and process.poll() == 0 and instance not in self._stopped
 
     def log_tails(self) -> str:
         """Return the last lines of all log files of all nodes."""

@@ -111,8 +111,8 @@ class Init:
             for name, service in self.services.items():
                 service.unit = units.load(name, self.root) or service.unit
             return 0, ""
-        if verb == "reboot":
-            self.rebooting = True
+        if verb in ("reboot", "poweroff"):
+            self.rebooting, self.shutting_down = verb == "reboot", verb == "poweroff"
             return 0, ""
         if verb == "is-active":
             states = [self.services[name].active_state() for name in names if name in self.services]

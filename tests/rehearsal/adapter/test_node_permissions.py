@@ -104,6 +104,16 @@ def send_heartbeat(stack: str) -> Call:
     )
 
 
+def complete_hook(cluster: Cluster, node: Client) -> None:
+    """Complete the lifecycle action of a node, the caller's or another: IAM has no condition for it."""
+    node("autoscaling").complete_lifecycle_action(
+        AutoScalingGroupName=cluster.exports["groups"][0],
+        LifecycleHookName=cluster.hook,
+        InstanceId="i-1",
+        LifecycleActionResult="CONTINUE",
+    )
+
+
 def upload(cluster: Cluster, node: Client) -> None:
     """Write a checkpoint as s3torchconnector does: parts, then a copy and a deletion to rename the object."""
     s3, target = node("s3"), {"Bucket": cluster.data, "Key": "runs/r-1/checkpoints/x"}
@@ -163,6 +173,7 @@ DENIED: dict[str, tuple[str, Call]] = {
     ),
     "worker reads another stack's manifest": ("workers", get("staging", MANIFEST, "other_exports")),
     "worker scales its group to zero": ("workers", set_capacity("exports")),
+    "worker completes a lifecycle action": ("workers", complete_hook),
     "worker sends a heartbeat for another stack's node": ("workers", send_heartbeat("other_exports")),
     "worker reads a secret of another application": (
         "workers",

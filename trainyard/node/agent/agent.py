@@ -475,10 +475,10 @@ class Agent:
             LOG.error("logs of attempt %d: %s: %s", attempt.number, type(error).__name__, error)
 
     def _drain_node(self) -> None:
-        """Request a checkpoint, stop the workers, report the end, and complete the lifecycle action."""
+        """Request a checkpoint, stop the workers, report the end, and power the node off."""
         self._save_checkpoint(self._drain.checkpoint_timeout_seconds())
         self._stop_processes()
         self._stop_standby()
         self.report_state("drained", self._state_file.state.attempt)
         self._close()
-        self._drain.complete()
+        self._drain.power_off()

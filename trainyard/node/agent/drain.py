@@ -1,15 +1,16 @@
-"""Drain of a node that leaves its group: its cause, its time limit, and the completion of the lifecycle action.
+"""Drain of a node that leaves its group: its cause, its time limit, and the end of the node.
 
-Auto Scaling holds a node that it terminates with the group's termination lifecycle hook until the node completes the
-action. A spot interruption is an action of EC2: no hook holds the node, which has two minutes from the notice. The
+Auto Scaling holds a node that it terminates with the group's termination lifecycle hook. A drained node powers itself
+off, which terminates it and ends its cost; the controller completes the lifecycle action. The node may not: IAM cannot
+limit CompleteLifecycleAction to the caller's own instance. A heartbeat extends the hook at most to its global timeout.
+A spot interruption is an action of EC2: no hook holds the node, which has two minutes from the notice. The
 reclaim of an interruptible Capacity Reservation is also an action of EC2, but EC2 documents no notice of it in the
 instance metadata: the controller requests the checkpoint. If the metadata has a notice, the node drains as on Spot.
 """
 
 import logging
+import subprocess
 from typing import Literal
-
-from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
 from trainyard.models.manifest import WorkerGroup
@@ -21,6 +22,7 @@ DRAIN_SECONDS = 600.0
 # Part of the two minutes of a spot notice; the rest is for the stop of torchrun and the last writes to S3. Source:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 INTERRUPTION_SECONDS = 95.0
+POWER_OFF_SECONDS = 30.0  # until systemd accepts the command
 LOG = logging.getLogger("agent.drain")
 
 Cause = Literal["terminating", "interrupted"]
@@ -69,14 +71,14 @@ class Drain:
         if self.cause() == "terminating":
             self._autoscaling.record_lifecycle_action_heartbeat(**self._action)
 
-    def complete(self) -> None:
-        """Complete the lifecycle action. Without one, as after a spot notice, there is nothing to complete."""
-        try:
-            self._autoscaling.complete_lifecycle_action(**self._action, LifecycleActionResult="CONTINUE")
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "ValidationError":
-                raise
-            LOG.info("no lifecycle action to complete: %s", error)
+    def power_off(self) -> None:
+        """Power the node off if its group terminates it. EC2 ends other nodes at the time of their notice.
+
+        The launch template lets an instance that powers off terminate.
+        """
+        if self.cause() == "terminating":
+            LOG.info("the node is drained and powers off")
+            subprocess.run(["systemctl", "poweroff"], check=True, timeout=POWER_OFF_SECONDS)
 
 
 def _metadata_page(path: str) -> str | None:

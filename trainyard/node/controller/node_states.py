@@ -98,6 +98,10 @@ class NodeStates:
         """Return the nodes that have not reported the end of their workers in the attempt."""
         return [node for node in nodes if self._state(node, attempt) not in {"workers_failed", "workers_done"}]
 
+    def drained_nodes(self, nodes: Iterable[str]) -> set[str]:
+        """Return those of the nodes that are drained."""
+        return {node for node in nodes if self._is_drained(node)}
+
     def _is_drained(self, node: str) -> bool:
         return node in self.latest and self.latest[node].state == "drained"
 

@@ -58,7 +58,7 @@ class RunController:
         self._deadline = RunDeadline(account.region)
         self._reclaims = ReclaimWatch(manifest.groups, account.region)
         self._members_at: float | None = None
-        self._has_ended = False
+        self._has_ended = self._are_reservations_cancelled = False
 
     def step(self) -> Outcome | None:
         """Read new events, check all deadlines, update `control.json`; return the outcome if the run is over."""
@@ -91,13 +91,16 @@ class RunController:
             return
         unhealthy = set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use())
         reported = unhealthy & self.state.node_states.latest.keys()
-        # An agent that works writes its logs, and completes the lifecycle action itself.
+        # An agent that works drains its node first.
         silent = self.attempts.liveness.silent_nodes(reported).keys()
-        self.groups.complete_terminations(unhealthy - (reported - silent))
+        self.groups.complete_terminations((unhealthy - (reported - silent)) | self._drained_nodes())
         self.groups.terminate_unreplaced(unhealthy, now)
         self.attempts.repairs.mark_unhealthy_nodes()
         if self._reclaims.has_new_reclaim():
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
+
+    def _drained_nodes(self) -> set[str]:
+        return self.state.node_states.drained_nodes(self.groups.draining_nodes)
 
     def _read_members(self, now: float) -> bool:
         """Read the members of the groups, and return whether AWS has responded. Otherwise the known members remain."""
@@ -221,9 +224,13 @@ class RunController:
         assert outcome.nodes_kept_until is not None
         self._stop_agents(outcome)
         self.lease.renew_for_kept_nodes(now, outcome.nodes_kept_until)
+        self._complete_terminations()
 
     def end_run(self, outcome: Outcome) -> bool:
-        """Terminate the nodes, and return whether the reservations are cancelled: repeat it until then. Idempotent."""
+        """Terminate the nodes, and return whether they have left their groups and the reservations are cancelled.
+
+        Repeat it until then. Idempotent.
+        """
         if not self._has_ended:
             self._stop_agents(outcome)
             try:
@@ -232,7 +239,19 @@ class RunController:
             finally:
                 self.groups.scale_to_zero()
             self._has_ended = True
-        return self.lease.reservations.cancel(() if outcome.keeps_reservations else self.state.run.reservations)
+        if not self._are_reservations_cancelled:
+            reservations = () if outcome.keeps_reservations else self.state.run.reservations
+            self._are_reservations_cancelled = self.lease.reservations.cancel(reservations)
+        self._complete_terminations()
+        return self._are_reservations_cancelled and not self.groups.has_instances
+
+    def _complete_terminations(self) -> None:
+        """Let the termination of drained nodes continue, after the end of the run."""
+        now = self.state.clock.monotonic()
+        if self._members_at is None or now >= self._members_at + MEMBERS_POLL_SECONDS:
+            self._read_members(now)
+            self._read_reports()
+            self.groups.complete_terminations(self._drained_nodes())
 
     def _stop_agents(self, outcome: Outcome) -> None:
         """Stop the jobs, after a last checkpoint that saves the progress since the previous one."""

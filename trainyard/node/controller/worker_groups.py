@@ -55,6 +55,11 @@ class WorkerGroups:
             name for name, (_, each) in self._described.items() if each["LifecycleState"] == "Terminating:Wait"
         )
 
+    @property
+    def has_instances(self) -> bool:
+        """Whether a group had an instance, also a terminating one, at the last call of `members`."""
+        return bool(self._described)
+
     def healthy_members(self, instances: Collection[str]) -> set[str]:
         """Return those of the instances that were in service and healthy at the last call of `members`."""
         healthy = {
@@ -80,8 +85,7 @@ class WorkerGroups:
     def complete_terminations(self, instances: Collection[str]) -> None:
         """Let the termination of these instances continue, as far as they wait at the lifecycle hook of their group.
 
-        A node that has failed, or does not respond, does not complete its own lifecycle action: AWS would bill it until
-        the timeout of the hook.
+        Nodes have no permission to do so. AWS bills a node that does not power off until the timeout of the hook.
         """
         for instance in self.draining_nodes.intersection(instances):
             group, _ = self._described[instance]

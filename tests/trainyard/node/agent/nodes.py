@@ -18,6 +18,7 @@ from trainyard.node import identity
 from trainyard.node.agent import agent as agent_module
 from trainyard.node.agent import attempt as attempt_module
 from trainyard.node.agent import health_check as health_check_module
+from trainyard.node.agent import job_container as job_container_module
 from trainyard.node.agent import processes as processes_module
 from trainyard.node.agent import state as state_module
 from trainyard.node.agent.agent import Agent
@@ -66,7 +67,7 @@ class NodeWithAgent:
         self.layout = RunLayout(self.record.run)
         self.node = clusters.worker_identity(REGION, folder / "bundle")
         self.drain_cause: str | None = None
-        for module in (attempt_module, processes_module, state_module):
+        for module in (attempt_module, job_container_module, processes_module, state_module):
             monkeypatch.setattr(module, "BASE", folder)
         for module in (attempt_module, health_check_module):
             monkeypatch.setattr(module, "find_job_user", lambda: None)  # the job runs as the user of the tests

@@ -18,6 +18,7 @@ from trainyard.node.agent import agent as agent_module
 from trainyard.node.agent import attempt as attempt_module
 from trainyard.node.agent.attempt import RANK_EXIT_SECONDS, TORCHRUN_EXIT_SECONDS, AttemptTorchrun
 from trainyard.node.agent.drain import Drain
+from trainyard.node.agent.job_container import VARIABLE_PREFIX
 from trainyard.node.agent.job_unit import Launch
 from trainyard.node.identity import CONTAINER_WRAPPER
 
@@ -336,27 +337,22 @@ def test_node_reports_that_a_service_did_not_respond_before_the_ranks_started(
     assert (failure.local_rank, failure.is_outage) == (None, True)
 
 
-def test_drain_saves_a_checkpoint_and_completes_the_lifecycle_action(
-    node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[str, str]] = []
+def test_drain_saves_a_checkpoint_and_powers_the_node_off(node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[list[str]] = []
 
     class Recorder:
-        def complete_lifecycle_action(self, **keywords: Any) -> None:
-            calls.append((keywords["LifecycleHookName"], keywords["InstanceId"]))
-
         def record_lifecycle_action_heartbeat(self, **keywords: Any) -> None:
             """The emulated account tests it."""
 
     monkeypatch.setattr(node.agent._drain, "_autoscaling", Recorder())
+    monkeypatch.setattr(node.agent._drain, "power_off", lambda: reported.append(node.reported()))
     node.request(1)
     node.wait_for("workers_up 1")
     node.drain_cause = "terminating"
     node.thread.join(60)
     assert not node.thread.is_alive()
     assert (node.folder / "bundle/saved").exists()
-    assert "drained 1" in node.reported()
-    assert calls == [(node.cluster.manifest.groups[0].lifecycle_hook, "i-1")]
+    assert ["drained 1" in states for states in reported] == [True]  # after its last report
 
 
 def test_metadata_service_is_not_called_at_each_fast_poll(node: NodeWithAgent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,8 +371,15 @@ def test_each_attempt_runs_the_container_image_of_the_run(node: NodeWithAgent, m
     image, images = f"registry.invalid/train@sha256:{'5' * 64}", node.folder / "images"
     wrapper = node.folder / CONTAINER_WRAPPER
     wrapper.parent.mkdir()
-    skip_options = "while case $1 in --*) true ;; *) false ;; esac; do shift; done"
-    wrapper.write_text(f'#!/bin/sh\n{skip_options}\necho "$1" >> {images}\nshift\nexec "$@"\n')
+    program = [
+        f"#!{sys.executable}",
+        "import os, sys",
+        "image, *command = [each for each in sys.argv[1:] if not each.startswith('--writable=')]",
+        f"print(image, file=open({str(images)!r}, 'a'))",
+        f"os.environ |= {{name.removeprefix({VARIABLE_PREFIX!r}): text for name, text in os.environ.items()}}",
+        "os.execvp(command[0], command)",
+    ]
+    wrapper.write_text("\n".join(program))
     wrapper.chmod(0o755)
     job = node.record.job.model_copy(update={"container": image, "standby": False})
     node.agent.run = node.record.model_copy(update={"job": job})

@@ -1,6 +1,7 @@
 """Drain of a node: causes in the metadata service, and completion of the lifecycle action."""
 
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -99,19 +100,30 @@ def test_rebalance_recommendation_is_only_logged(
     assert caplog.text.count("rebalance") == 1
 
 
-def test_drain_completes_without_a_lifecycle_action(
-    account: EmulatedAws, service: Service, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that the node runs."""
+    run: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: run.append(command))
+    return run
+
+
+def test_a_node_that_its_group_terminates_powers_off(
+    service: Service, create_drain: Callable[..., Drain], commands: list[list[str]]
 ) -> None:
-    """Auto Scaling rejects the completion of the action, which the node ignores."""
-    caplog.set_level("INFO")
-    cluster = clusters.create_cluster(REGION)
-    (node,) = cluster.launch_instances(1)
+    service.instance["lifecycle_state"] = "Terminated"
+    create_drain().power_off()
+    assert commands == [["systemctl", "poweroff"]]
+
+
+def test_an_interrupted_node_stays_until_ec2_terminates_it(
+    service: Service, create_drain: Callable[..., Drain], commands: list[list[str]]
+) -> None:
     service.pages = NOTICE
-    group = cluster.manifest.groups[0].model_copy(update={"market": "spot"})
-    drain = Drain(NODE.model_copy(update={"instance": node}), group)
-    drain.record_heartbeat()
-    drain.complete()
-    assert "No active Lifecycle Action found" in caplog.text
+    drain = create_drain()
+    drain.record_heartbeat()  # it waits at no lifecycle hook
+    drain.power_off()
+    assert commands == []
 
 
 def two_groups() -> Manifest:

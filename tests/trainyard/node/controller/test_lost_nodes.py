@@ -4,6 +4,7 @@ import pytest
 
 from rehearsal.aws.faults import MemberOmission
 from rehearsal.aws.process import EmulatedAws
+from tests.polling import eventually
 from tests.trainyard.node.controller.runs import FAILURE, Run, put_termination_hook
 from trainyard.models.decision import AttemptDecision
 from trainyard.node.controller.attempts import (
@@ -11,6 +12,8 @@ from trainyard.node.controller.attempts import (
 )
 from trainyard.node.controller.liveness import SILENCE_SECONDS
 from trainyard.node.controller.node_selection import WAITING_SILENCE_SECONDS
+from trainyard.node.controller.outcomes import create_outcome
+from trainyard.node.controller.run_controller import MEMBERS_POLL_SECONDS
 
 
 def test_node_loss_starts_a_new_attempt_with_its_replacement(run: Run) -> None:
@@ -152,7 +155,8 @@ def test_drained_node_is_replaced_and_not_used_again(run: Run) -> None:
     assert set(control.nodes) == {run.nodes[1], replacement}
 
 
-def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) -> None:
+def drain_first_node(run: Run) -> None:
+    """Let the group terminate the first node while the job runs, so that it waits at its lifecycle hook."""
     put_termination_hook(run.cluster)
     run.step("ready", 0)
     run.step("workers_up", 1)
@@ -160,6 +164,44 @@ def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) ->
         InstanceId=run.nodes[0], ShouldDecrementDesiredCapacity=True
     )
     run.step_until_loss()
+
+
+def test_lifecycle_action_of_a_drained_node_is_completed(run: Run) -> None:
+    drain_first_node(run)
+    assert lifecycle_state(run, run.nodes[0]) == "Terminating:Wait"
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "drained", 1)
+    for _ in range(2):  # it reads the report after the members
+        run.clock.advance(MEMBERS_POLL_SECONDS)
+        run.controller.step()
+    assert lifecycle_state(run, run.nodes[0]) in {None, "Terminating:Proceed"}
+
+
+def test_ended_run_completes_the_actions_of_its_drained_nodes(run: Run) -> None:
+    put_termination_hook(run.cluster)
+    run.step("ready", 0)
+    outcome = create_outcome(run.controller.state, "stopped", "test")
+    assert not run.controller.end_run(outcome)
+    for node in run.nodes:
+        run.cluster.write_agent_event(run.record.run, node, "drained", 1)
+
+    def has_ended() -> bool:
+        run.clock.advance(MEMBERS_POLL_SECONDS)
+        return run.controller.end_run(outcome)
+
+    eventually(has_ended, "the end of the run")
+    assert run.cluster.members() == []
+
+
+def lifecycle_state(run: Run, node: str) -> str | None:
+    (group,) = run.cluster.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[run.cluster.group])[
+        "AutoScalingGroups"
+    ]
+    states = {each["InstanceId"]: each["LifecycleState"] for each in group["Instances"]}
+    return states.get(node)
+
+
+def test_draining_node_is_not_lost_before_it_has_saved_a_checkpoint(run: Run) -> None:
+    drain_first_node(run)
     assert (run.published.aborted_attempt, run.published.waiting_since) == (0, None)
     run.cluster.write_agent_event(run.record.run, run.nodes[0], "drained", 1)
     run.controller.step()
