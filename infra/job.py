@@ -36,7 +36,7 @@ def create_manifest(
             archives=storage.archives.references,
             job_role_arn=identity.job_role_arn,
             head_autoscaling_group=nodes.head.autoscaling_group,
-            deadline=nodes.deadline,
+            termination=nodes.termination,
             groups=nodes.groups,
             subnets=network.worker_subnets,
             placement_group_arn=nodes.placement_group.arn,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import pulumi
 
 from infra.components.boundary import Boundary, BoundaryArgs
-from infra.components.deadline import Deadline, DeadlineArgs
 from infra.components.guardrails import Guardrails, GuardrailsArgs
 from infra.components.head import Head, HeadArgs
 from infra.components.identity import Identity, IdentityArgs
@@ -14,6 +13,7 @@ from infra.components.manifest import manifest_uri
 from infra.components.network import Network
 from infra.components.placement import Placement, PlacementArgs
 from infra.components.staging_policy import StagingPolicy, StagingPolicyArgs
+from infra.components.termination import TerminationSchedules
 from infra.components.workers import WorkerGroup, WorkerGroupArgs
 from infra.inputs import Inputs
 from infra.packaging.files import ROOT
@@ -36,10 +36,10 @@ class PlacementGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Head, worker groups, their placement group, and the deadline of the workers."""
+    """Head, worker groups, their placement group, and their termination schedules."""
 
     head: Head
-    deadline: Deadline
+    termination: TerminationSchedules
     groups: Sequence[WorkerGroup]
     placement_group: PlacementGroup
 
@@ -103,8 +103,8 @@ def create_nodes(inputs: Inputs, storage: Storage, network: Network, identity: I
     groups = [
         _create_group(plan, inputs, storage, network, identity, placement_group) for plan in inputs.settings.groups
     ]
-    deadline = Deadline("deadline", DeadlineArgs(scope=inputs.scope))
-    return Nodes(head=head, deadline=deadline, groups=groups, placement_group=placement_group)
+    termination = TerminationSchedules("termination", inputs.scope)
+    return Nodes(head=head, termination=termination, groups=groups, placement_group=placement_group)
 
 
 def _select_placement_group(inputs: Inputs) -> PlacementGroup:

@@ -58,7 +58,7 @@ def create_stack(project: Project) -> None:
     create_guardrails(inputs, storage, nodes)
     manifest = create_manifest(inputs, storage, network, filesystem, identity, nodes)
     stored = [storage.key, storage.data, storage.staging, policy, storage.archives, filesystem]
-    launched = [boundary, identity, nodes.placement_group.component, nodes.head, nodes.deadline, *nodes.groups]
+    launched = [boundary, identity, nodes.placement_group.component, nodes.head, nodes.termination, *nodes.groups]
     launch = create_launch(inputs, storage, manifest, [*network.dependencies, *stored, *launched])
     outputs.export(
         scope,

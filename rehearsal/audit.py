@@ -90,10 +90,10 @@ def check_checkpoints(uris: Sequence[str], environment: Mapping[str, str]) -> li
     return problems
 
 
-def baked_images(region: str, stack: str) -> list[str]:
-    """Return the ids of the AMIs that were baked for a stack, and of their snapshots. `stack`: its `stack_tag`."""
+def baked_images(region: str, stack_tag: str) -> list[str]:
+    """Return the ids of the AMIs that were baked for a stack, and of their snapshots."""
     filters = [
-        {"Name": f"tag:{tags.STACK}", "Values": [stack]},
+        {"Name": f"tag:{tags.STACK}", "Values": [stack_tag]},
         {"Name": f"tag:{tags.ROLE}", "Values": [tags.IMAGE]},
     ]
     ids = []

@@ -8,12 +8,9 @@ from trainyard.aws import tags
 from trainyard.models.report import CapacityAttempt
 
 
-def capacity_attempts(requests: Iterable[CapacityRequestRecord], stack: str) -> list[CapacityAttempt]:
-    """Return the requests of a stack in order. Consecutive requests with the same result are one attempt.
-
-    `stack`: its `stack_tag`.
-    """
-    of_stack = [request for request in requests if request.tags.get(tags.STACK) == stack]
+def capacity_attempts(requests: Iterable[CapacityRequestRecord], stack_tag: str) -> list[CapacityAttempt]:
+    """Return the requests of a stack in order. Consecutive requests with the same result are one attempt."""
+    of_stack = [request for request in requests if request.tags.get(tags.STACK) == stack_tag]
     return [
         CapacityAttempt(
             kind=request.kind,

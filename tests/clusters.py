@@ -293,16 +293,16 @@ def create_group(region: str, name: str, template: str, subnet: str, size: int =
     )
 
 
-def _create_deadline(region: str, schedule_group: str) -> None:
+def _create_termination(region: str, schedule_group: str) -> None:
     """Create a schedule group and the role that its schedules assume, unless it exists."""
     client("scheduler", region).create_schedule_group(Name=schedule_group)
-    iam, role = client("iam", region), MANIFEST.deadline.role_arn.rpartition("/")[2]
+    iam, role = client("iam", region), MANIFEST.termination.role_arn.rpartition("/")[2]
     service = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "scheduler.amazonaws.com"}}
     actions = ["autoscaling:UpdateAutoScalingGroup", "ec2:CancelCapacityReservation"]
     with suppress(iam.exceptions.EntityAlreadyExistsException):
         iam.create_role(RoleName=role, AssumeRolePolicyDocument=_policy(service))
         allowed = _policy({"Effect": "Allow", "Action": actions, "Resource": "*"})
-        iam.put_role_policy(RoleName=role, PolicyName="deadline", PolicyDocument=allowed)
+        iam.put_role_policy(RoleName=role, PolicyName="termination", PolicyDocument=allowed)
 
 
 def _policy(statement: dict[str, Any]) -> str:
@@ -330,8 +330,8 @@ def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
         LaunchTemplateName=stack, LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.xlarge"}
     )
     create_group(region, stack, stack, subnets[0].id)
-    deadline = MANIFEST.deadline.model_copy(update={"schedule_group": f"{stack}-deadline"})
-    _create_deadline(region, deadline.schedule_group)
+    termination = MANIFEST.termination.model_copy(update={"schedule_group": f"{stack}-termination"})
+    _create_termination(region, termination.schedule_group)
     group = MANIFEST.groups[0].model_copy(update={"autoscaling_group": stack, "subnets": subnets})
     job_fields = {"data_uri": f"s3://{stack}-data/datasets/d/", **job}
     manifest = MANIFEST.model_copy(
@@ -341,7 +341,7 @@ def create_cluster(region: str, stack: str = "", **job: Any) -> Cluster:
             "data_bucket": f"{stack}-data",
             "staging_bucket": f"{stack}-staging",
             "head_autoscaling_group": f"{stack}-head",
-            "deadline": deadline,
+            "termination": termination,
             "groups": (group,),
             "job": MANIFEST.job.model_copy(update=job_fields),
         }

@@ -3,7 +3,7 @@
 from trainyard.config.shared_settings import NodeSettings
 from trainyard.config.training import TrainerConfig
 from trainyard.models.health_check import NodeMeasurements
-from trainyard.models.manifest import Archive, Deadline, Job, Limits, Manifest, Subnet, WorkerGroup
+from trainyard.models.manifest import Archive, Job, Limits, Manifest, Subnet, Termination, WorkerGroup
 from trainyard.models.run import RunRecord
 
 MANIFEST = Manifest(
@@ -17,7 +17,7 @@ MANIFEST = Manifest(
     staging_bucket="staging",
     job_role_arn="arn:aws:iam::123456789012:role/job",
     head_autoscaling_group="head-1",
-    deadline=Deadline(schedule_group="deadline-1", role_arn="arn:aws:iam::123456789012:role/deadline"),
+    termination=Termination(schedule_group="termination-1", role_arn="arn:aws:iam::123456789012:role/termination"),
     spares=0,
     groups=(
         WorkerGroup(

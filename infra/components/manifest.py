@@ -10,8 +10,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.archives import Kind
-from infra.components.deadline import Deadline
 from infra.components.filesystem import FileSystem
+from infra.components.termination import TerminationSchedules
 from infra.components.vpc import WorkerSubnet
 from infra.components.workers import WorkerGroup
 from infra.scope import Scope
@@ -40,7 +40,7 @@ class ManifestArgs:
     archives: Mapping[Kind, Mapping[str, pulumi.Input[str]]]
     job_role_arn: pulumi.Input[str]
     head_autoscaling_group: pulumi.Input[str]
-    deadline: Deadline
+    termination: TerminationSchedules
     groups: Sequence[WorkerGroup]
     subnets: Sequence[WorkerSubnet]
     placement_group_arn: pulumi.Input[str] | None
@@ -93,7 +93,7 @@ def _content(args: ManifestArgs) -> dict[str, Any]:
         "staging_bucket": args.bucket,
         "job_role_arn": args.job_role_arn,
         "head_autoscaling_group": args.head_autoscaling_group,
-        "deadline": {"schedule_group": args.deadline.schedule_group, "role_arn": args.deadline.role_arn},
+        "termination": {"schedule_group": args.termination.schedule_group, "role_arn": args.termination.role_arn},
         "spares": settings.spares,
         "groups": [_group(args, group) for group in args.groups],
         "base_usd_per_hour": base_usd_per_hour(settings),

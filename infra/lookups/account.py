@@ -127,11 +127,8 @@ def zone_is_default(settings: StackSettings, facts: AccountFacts) -> bool:
     return settings.capacity.zones is None and facts.reservation is None and facts.subnet is None
 
 
-def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
-    """Look up all facts. Failed lookups of resources in the settings are returned as `missing`.
-
-    `stack`: its `stack_tag`.
-    """
+def look_up_account(settings: StackSettings, stack_tag: str) -> AccountFacts:
+    """Look up all facts. Failed lookups of resources in the settings are returned as `missing`."""
     partition = aws.get_partition()
     region = aws.get_region().region
     offered = aws.ec2.get_instance_type_offerings(
@@ -158,8 +155,8 @@ def look_up_account(settings: StackSettings, stack: str) -> AccountFacts:
         offers=frozenset(zip(offered.locations, offered.instance_types, strict=True)),
         quotas=look_up_quotas(settings),
         reservation=_collect(lambda: look_up_reservation(*reservation), problems) if reservation else None,
-        held=look_up_held_capacity(stack) if settings.reserves_any_capacity else None,
-        head_zone=None if existing else look_up_head_zone(stack),
+        held=look_up_held_capacity(stack_tag) if settings.reserves_any_capacity else None,
+        head_zone=None if existing else look_up_head_zone(stack_tag),
         subnet=_collect(lambda: look_up_subnet(existing, region, services), problems) if existing else None,
         bucket_region=bucket_region,
         bucket_stack=read_object(bucket, STACK_OF_BUCKET) if bucket_region == region else None,
@@ -217,11 +214,11 @@ def look_up_reservation(path: str, reservation: str) -> ReservationFacts:
     )
 
 
-def look_up_held_capacity(stack: str) -> ReservationFacts | None:
+def look_up_held_capacity(stack_tag: str) -> ReservationFacts | None:
     """Look up the active or pending capacity reservation of `trainyard reserve`, by the tags of the stack."""
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=["ec2:capacity-reservation"],
-        tag_filters=[{"key": key, "values": [value]} for key, value in tags.held_capacity_tags(stack).items()],
+        tag_filters=[{"key": key, "values": [value]} for key, value in tags.held_capacity_tags(stack_tag).items()],
     )
     names = sorted(entry.resource_arn.rpartition("/")[2] for entry in tagged.resource_tag_mapping_lists)
     held = filter(None, map(_find_reservation, names))

@@ -19,16 +19,16 @@ class TaggedResource:
 
 
 def find_retained(
-    stack: str, resource_type: str, role: str, is_usable: Callable[[str], bool] = lambda name: True
+    stack_tag: str, resource_type: str, role: str, is_usable: Callable[[str], bool] = lambda name: True
 ) -> TaggedResource | None:
     """Return the stack's resource of a type (tagging API, e.g. s3:bucket) and role, or None.
 
-    `stack`: its `stack_tag`. `is_usable` filters tagged resources. Raises InputError if several are usable.
+    `is_usable` filters tagged resources. Raises InputError if several are usable.
     """
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=[resource_type],
         tag_filters=[
-            {"key": tags.STACK, "values": [stack]},
+            {"key": tags.STACK, "values": [stack_tag]},
             {"key": tags.ROLE, "values": [role]},
         ],
     )
@@ -41,7 +41,7 @@ def find_retained(
         raise InputError(
             [
                 Problem(
-                    f"{tags.STACK}={stack}, {tags.ROLE}={role}",
+                    f"{tags.STACK}={stack_tag}, {tags.ROLE}={role}",
                     ids,
                     f"more than one {resource_type} has these tags of the stack",
                     "Remove the tags from all except one",
@@ -66,11 +66,11 @@ class RetainedResources:
     staging_bucket: str | None
 
 
-def look_up_retained(stack: str) -> RetainedResources:
+def look_up_retained(stack_tag: str) -> RetainedResources:
     """Look up the retained resources of a stack. Raises InputError if several resources have its tags."""
-    key = find_retained(stack, "kms:key", tags.STACK_KEY, _is_enabled)
-    bucket = find_retained(stack, "s3:bucket", tags.DATA_BUCKET, _bucket_exists)
-    staging_bucket = find_retained(stack, "s3:bucket", tags.STAGING_BUCKET, _bucket_exists)
+    key = find_retained(stack_tag, "kms:key", tags.STACK_KEY, _is_enabled)
+    bucket = find_retained(stack_tag, "s3:bucket", tags.DATA_BUCKET, _bucket_exists)
+    staging_bucket = find_retained(stack_tag, "s3:bucket", tags.STAGING_BUCKET, _bucket_exists)
     return RetainedResources(
         key=key.id if key else None,
         bucket=bucket.id if bucket else None,

@@ -64,11 +64,11 @@ def look_up_subnet(network: ExistingNetwork, region: str, services: Sequence[str
     )
 
 
-def look_up_head_zone(stack: str) -> str | None:
+def look_up_head_zone(stack_tag: str) -> str | None:
     """Look up the Availability Zone of the head's subnet, which a deployed stack created; None without one."""
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=["ec2:subnet"],
-        tag_filters=[{"key": tags.STACK, "values": [stack]}, {"key": tags.ROLE, "values": [HEAD_SUBNET_ROLE]}],
+        tag_filters=[{"key": tags.STACK, "values": [stack_tag]}, {"key": tags.ROLE, "values": [HEAD_SUBNET_ROLE]}],
     )
     for entry in tagged.resource_tag_mapping_lists:
         try:

@@ -227,8 +227,11 @@ def data_bucket_of_one_stack(settings: StackSettings, facts: AccountFacts) -> It
     """No other stack writes to the existing bucket: nodes of both could read and change the runs of the other."""
     own = tags.stack_tag(pulumi.get_project(), pulumi.get_stack())
     if facts.bucket_stack is not None and facts.bucket_stack != own:
-        reason = f"stack {facts.bucket_stack} has its runs there (object {STACK_OF_BUCKET})"
-        fix = "Name another bucket, or omit the key: job.data and job.model read data of any bucket"
+        reason = f"it belongs to stack {facts.bucket_stack} (object {STACK_OF_BUCKET} of the bucket)"
+        fix = (
+            "Name another bucket, or omit the key. job.data and job.model can read any bucket. If that stack no longer "
+            "exists, delete the object"
+        )
         yield invalid_setting("storage.bucket", settings.storage.bucket, reason, fix)
 
 

@@ -25,12 +25,9 @@ POLL_SECONDS = 0.5
 SHUTDOWN_TIMEOUT_SECONDS = 45.0
 
 
-def instances_of_stack(instances: Iterable[InstanceRecord], stack: str) -> list[InstanceRecord]:
-    """Return the instances without the tag of another stack: several rehearsals may share an account.
-
-    `stack`: its `stack_tag`.
-    """
-    return [instance for instance in instances if instance.tags.get(tags.STACK, stack) == stack]
+def instances_of_stack(instances: Iterable[InstanceRecord], stack_tag: str) -> list[InstanceRecord]:
+    """Return the instances without the tag of another stack: several rehearsals may share an account."""
+    return [instance for instance in instances if instance.tags.get(tags.STACK, stack_tag) == stack_tag]
 
 
 @dataclass
@@ -50,8 +47,8 @@ class Hypervisor:
     destroy does not wait for instances that never terminate.
     """
 
-    def __init__(self, aws: EmulatedAws, backend: Backend, stack: str, log: Callable[[str], None]) -> None:
-        self._aws, self._backend, self._stack, self._log = aws, backend, stack, log
+    def __init__(self, aws: EmulatedAws, backend: Backend, stack_tag: str, log: Callable[[str], None]) -> None:
+        self._aws, self._backend, self._stack_tag, self._log = aws, backend, stack_tag, log
         self._machines: dict[str, Machine] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hypervisor")
@@ -122,7 +119,7 @@ class Hypervisor:
 
     def reconcile(self) -> None:
         """Boot, stop and remove machines once, so that they match the instances of EC2."""
-        for record in instances_of_stack(self._aws.instances(), self._stack):
+        for record in instances_of_stack(self._aws.instances(), self._stack_tag):
             machine = self._machines.get(record.id)
             if record.state == "running" and machine is None:
                 if self.failure is None and self._is_disk_available(record):

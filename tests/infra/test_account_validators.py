@@ -406,7 +406,7 @@ EXAMPLES: dict[str, list[Example]] = {
             {"objects": {STACK_OF_BUCKET: "other/local"}},
             {"storage": {"bucket": "mine"}},
             "storage.bucket",
-            ("= 'mine'", "stack other/local has its runs there", STACK_OF_BUCKET),
+            ("= 'mine'", "it belongs to stack other/local", STACK_OF_BUCKET),
         ),
     ],
     "key_enabled": [

@@ -173,7 +173,7 @@ def test_the_head_cannot_raise_the_size_of_a_group(shipped: Deployment) -> None:
     assert statement["Condition"]["Null"] == {"autoscaling:MaxSize": "true"}
     assert statement["Condition"]["NumericEqualsIfExists"] == {"autoscaling:MinSize": "0"}
     roles = {name for name, each in all_statements(shipped) if "autoscaling:UpdateAutoScalingGroup" in each["Action"]}
-    assert roles == {"deadline"}  # of EventBridge Scheduler
+    assert roles == {"termination"}  # of EventBridge Scheduler
 
 
 def test_nodes_use_the_key_through_s3_only(shipped: Deployment) -> None:

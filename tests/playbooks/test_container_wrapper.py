@@ -99,7 +99,7 @@ def test_the_container_has_the_variables_of_the_node_except_those_of_its_program
 
 @pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "DOCKER_CONFIG"])
 def test_a_variable_of_several_lines_that_the_client_would_use_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"the variable {name} of a job in a container has several lines"):
+    with pytest.raises(ValueError, match=f"{name}: the value has several lines"):
         container_variables(IMAGE, {name: "first\nsecond"})
 
 

@@ -29,10 +29,12 @@ def find_image_digest(image: EcrImage, tag: str) -> str:
     except ClientError as error:
         details = error.response["Error"]
         if details["Code"] == "RepositoryNotFoundException":
-            raise LookupError(f"ECR has no such repository: {details['Message']}") from None
+            where = f"account {image.account}, {image.region}"
+            raise LookupError(f"ECR has no repository {image.repository} in {where}: {details['Message']}") from None
         if details["Code"] == "AccessDeniedException":
             raise PermissionError(f"ECR denies the request: {details['Message']}") from None
         raise
     for each in response["images"]:
         return str(each["imageId"]["imageDigest"])
-    raise LookupError(f"ECR has no such tag: {response['failures']}")
+    failure = response["failures"][0]["failureReason"]
+    raise LookupError(f"ECR has no tag {tag} of {image.repository} in {image.region}: {failure}")

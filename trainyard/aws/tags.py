@@ -33,9 +33,9 @@ def stack_tag(project: str, stack: str) -> str:
     return f"{project}/{stack}"
 
 
-def held_capacity_tags(stack: str) -> dict[str, str]:
+def held_capacity_tags(stack_tag: str) -> dict[str, str]:
     """Return the tags of the reservation of `trainyard reserve`, and of its placement group. `stack`: `stack_tag`."""
-    return {STACK: stack, ROLE: HELD_CAPACITY}
+    return {STACK: stack_tag, ROLE: HELD_CAPACITY}
 
 
 def own_tags(project: str, stack: str, role: str) -> dict[str, str]:

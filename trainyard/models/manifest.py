@@ -212,7 +212,7 @@ UPDATABLE_FIELDS: Mapping[str, Any] = {
     "spares": True,
     "base_usd_per_hour": True,
     "head_autoscaling_group": True,
-    "deadline": True,
+    "termination": True,
     "groups": {
         "__all__": {
             "nodes",
@@ -232,8 +232,8 @@ UPDATABLE_FIELDS: Mapping[str, Any] = {
 }
 
 
-class Deadline(StrictModel):
-    """Where the launch schedules the termination of the workers, which no node can move."""
+class Termination(StrictModel):
+    """Schedule group and role with which EventBridge Scheduler terminates the workers."""
 
     schedule_group: str = Field(description="Name of the schedule group of EventBridge Scheduler.")
     role_arn: str = Field(description="ARN of the role that its schedules assume.")
@@ -265,7 +265,7 @@ class Manifest(StrictModel):
         description="ARN of the role of the job, which agents assume for it.",
         json_schema_extra={"producer": "infra/components/identity.py"},
     )
-    deadline: Deadline = Field(description="Termination of the workers by EventBridge Scheduler.")
+    termination: Termination = Field(description="Termination of the workers by EventBridge Scheduler.")
     head_autoscaling_group: str = Field(
         description="Name of the Auto Scaling group of the head, which AWS replaces when it fails.",
         json_schema_extra={"producer": "infra/components/head.py"},

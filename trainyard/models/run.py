@@ -11,7 +11,7 @@ from trainyard.models.events import RankFailure
 from trainyard.models.manifest import Archive, Job, Limits, Manifest
 
 NO_RUN = "none"
-# After the time limit the controller requests a checkpoint, and nodes leave their group within 10 minutes.
+# At the time limit the controller requests a checkpoint. Nodes drain for at most 10 minutes; the rest is a reserve.
 TERMINATION_MARGIN_SECONDS = 30 * 60.0
 NodeChange = Literal["none", "software", "instances"]
 """What a new run changes on existing nodes: nothing, their software by the playbook, or all instances."""
@@ -25,7 +25,9 @@ class RunRecord(StrictModel):
 
     run: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$", description="Run id.")
     created: float = Field(description="Unix time of the launch, seconds.")
-    deadline: float = Field(description="Unix time after which the workers are terminated in any case, seconds.")
+    deadline: float = Field(
+        description="Unix time at which the controller ends the run, seconds: time limit or end of its capacity."
+    )
     manifest_digest: str = Field(
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the manifest that was launched, without sizes and deadlines.",
@@ -89,7 +91,7 @@ class RunRecord(StrictModel):
 
     @property
     def termination_time(self) -> float:
-        """Unix time at which EventBridge Scheduler terminates the workers, later than any end that is controlled."""
+        """Unix time at which EventBridge Scheduler terminates the workers, seconds: after the end of the run."""
         return self.start + self.limits.time_limit_minutes * 60 + TERMINATION_MARGIN_SECONDS
 
     @property

@@ -175,7 +175,8 @@ class FileTail:
             stream.seek(start)
             start += stream.read(CHUNK_BYTES).find(b"\n") + 1
             omitted = start - self._writer.offset
-            self._writer.write_lines([f"[trainyard: {omitted} bytes are skipped here]".encode()], start)
+            text = f"{omitted} bytes of this log are skipped: the job wrote faster than S3 accepted"
+            self._writer.write_lines([f"[trainyard: {text}]".encode()], start)
         while self._writer.offset < size and self._forward_block(stream, final=True):
             pass
 

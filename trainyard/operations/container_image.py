@@ -31,15 +31,16 @@ def resolve_container_image(manifest: Manifest, display: Display) -> str | None:
         code = "container_image_denied"
         if ecr_image:
             reason = str(error)
-            fix = f"Allow ecr:BatchGetImage to your role, and in the policy of the repository, {name_digest}"
+            where = "for your role, and for a repository of another account in its policy"
+            fix = f"Allow ecr:BatchGetImage {where}, {name_digest}"
         else:
             reason = f"it does not exist, or needs a login that nodes do not have: {error}"
-            fix = f"Correct the name, copy the image to ECR, {name_digest} if a login is part of the AMI"
+            fix = f"Correct the name, copy the image to ECR, {name_digest} if the AMI has a login for the registry"
     except OSError as error:
         reason, code = f"the registry has not returned its digest: {error}", "container_registry_failed"
         fix = f"Check network, proxy (HTTPS_PROXY) and CA certificates of this machine, {name_digest}"
     else:
         resolved = f"{reference.name}@{digest}"
-        display.line("container", f"{image} is {resolved}")
+        display.line("container", f"{image}: the tag is resolved to {resolved}")
         return resolved
     raise InputError([Problem("job.container", image, reason, fix, code)])

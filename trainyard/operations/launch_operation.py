@@ -156,7 +156,7 @@ class LaunchOperation:
 
     def write_record(self, record: RunRecord) -> None:
         """Write the record of the current run, which the controller follows, and schedule the end of its cost."""
-        self.workers.put_deadline(record.termination_time, record.reservations)
+        self.workers.put_termination_schedules(record.termination_time, record.reservations)
         content = record.model_dump_json().encode()
         self.cluster.data.write(RunLayout(record.run).record, content)
         assert self.cluster.staging is not None

@@ -87,9 +87,9 @@ def cancel_command(region: str, reservation_id: str) -> str:
     return f"aws ec2 cancel-capacity-reservation --region {region} --capacity-reservation-id {reservation_id}"
 
 
-def list_command(region: str, stack: str) -> str:
-    """Return the command of the AWS CLI that lists the reservations of a stack. `stack`: its `stack_tag`."""
-    filters = f"--filters Name=tag:{tags.STACK},Values={stack}"
+def list_command(region: str, stack_tag: str) -> str:
+    """Return the command of the AWS CLI that lists the reservations of a stack."""
+    filters = f"--filters Name=tag:{tags.STACK},Values={stack_tag}"
     return f"aws ec2 describe-capacity-reservations --region {region} {filters}"
 
 

@@ -15,24 +15,23 @@ from trainyard.operations.progress import Display
 CANCELLED_TIMEOUT_SECONDS, CANCELLED_POLL_SECONDS = 10.0, 1.0
 
 
-def cancel_reservations_of_stack(region: str, stack: str, display: Display) -> list[str]:
+def cancel_reservations_of_stack(region: str, stack_tag: str, display: Display) -> list[str]:
     """Cancel every capacity reservation of the stack; return a text for each that remains and is billed.
 
-    `stack`: its `stack_tag`.
 
     The texts, which are also displayed, have its price and the command that cancels it. An error is displayed.
     """
     try:
-        reservation_ids = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack})]
+        reservation_ids = [each.id for each in reservations.find_reservations(region, {tags.STACK: stack_tag})]
         cancel_reservations(region, reservation_ids, display)
-        remaining = reservations.find_reservations(region, {tags.STACK: stack})
+        remaining = reservations.find_reservations(region, {tags.STACK: stack_tag})
         deadline = time.monotonic() + CANCELLED_TIMEOUT_SECONDS
         while remaining and time.monotonic() < deadline:  # EC2 may still describe a cancelled one as active
             time.sleep(CANCELLED_POLL_SECONDS)
-            remaining = reservations.find_reservations(region, {tags.STACK: stack})
+            remaining = reservations.find_reservations(region, {tags.STACK: stack_tag})
     except (BotoCoreError, ClientError) as error:
         text = f"the reservations of the stack could not be listed ({error}): they are billed until they end"
-        texts = [f"{text}. To list them: {list_command(region, stack)}"]
+        texts = [f"{text}. To list them: {list_command(region, stack_tag)}"]
     else:
         texts = [_describe_remaining(region, each) for each in remaining]
     for text in texts:

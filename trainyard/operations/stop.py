@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import ec2
-from trainyard.aws.deadline import delete_deadline
 from trainyard.models.layout import RunLayout
 from trainyard.models.run import Outcome
 from trainyard.operations.cluster import Cluster
@@ -60,8 +59,6 @@ def stop_run(cluster: Cluster, display: Display, for_replacement: bool = False) 
         time.sleep(POLL_SECONDS)
         are_terminated = nodes.terminate()
     if not for_replacement:
-        if is_deployed:
-            delete_deadline(cluster.region, cluster.manifest.deadline.schedule_group)
         delete_held_placement_groups(cluster, display)
     return StopResult(sorted(nodes.states) if nodes else [], remaining)
 

@@ -6,10 +6,10 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainyard.aws import autoscaling
-from trainyard.aws.deadline import put_deadline, read_deadline
 from trainyard.aws.lease import put_lease, read_lease
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.aws.scheduled_start import cancel_scheduled_start, put_scheduled_start, read_scheduled_start
+from trainyard.aws.termination_schedule import put_termination_schedules
 from trainyard.models.manifest import Manifest, Subnet, WorkerGroup
 from trainyard.operations.errors import CapacityError
 from trainyard.operations.node_launch import LaunchedNodes, increase_desired_capacity, launch_instances
@@ -29,7 +29,7 @@ class WorkerGroups:
         self._launched: dict[str, None] = {}  # in the order of the launch
         self._earlier_capacity: dict[str, int] = {}
         self._group_of: dict[str, WorkerGroup] = {}
-        self._region, self._deadline = manifest.region, manifest.deadline
+        self._region, self._termination = manifest.region, manifest.termination
         self._descriptions: list[dict[str, Any]] = []
         self._latest_response: dict[str, list[dict[str, Any]]] = {}
 
@@ -257,21 +257,17 @@ class WorkerGroups:
         """Schedule the termination of all workers at `until` (Unix time, seconds); AWS itself runs it."""
         put_lease(self._region, self._groups, until)
 
-    def put_deadline(self, until: float, reservations: Iterable[str]) -> None:
-        """Schedule the termination of all workers and the end of reservations at `until` (Unix time, seconds).
+    def put_termination_schedules(self, time: float, reservations: Iterable[str]) -> None:
+        """Schedule the termination of all workers and the cancellation of reservations at `time` (Unix time, seconds).
 
-        An earlier deadline that has passed has set the maximum size of the groups to 0: this call restores it.
+        An earlier schedule may have run and set the maximum size of the groups to 0: this call restores it.
         """
-        deadline = self._deadline
-        put_deadline(self._region, deadline.schedule_group, deadline.role_arn, until, self._groups, reservations)
-        for group in self._describe():
-            name = group["AutoScalingGroupName"]
-            if group["MaxSize"] < self._groups[name].max_size:
+        group, role = self._termination.schedule_group, self._termination.role_arn
+        put_termination_schedules(self._region, group, role, time, self._groups, reservations)
+        for description in self._describe():
+            name = description["AutoScalingGroupName"]
+            if description["MaxSize"] < self._groups[name].max_size:
                 autoscaling.set_max_size(self._region, name, self._groups[name].max_size)
-
-    def deadline(self) -> float | None:
-        """Return the time of the scheduled termination, Unix time in seconds; None without one."""
-        return read_deadline(self._region, self._deadline.schedule_group, self._groups)
 
     def lease(self) -> float | None:
         """Return the end of the lease, Unix time in seconds; None when no group has a lease."""

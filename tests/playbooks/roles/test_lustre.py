@@ -122,7 +122,7 @@ esac""",
     ("interfaces", "devices", "expected"),
     [(8, 32, range(1, 33, 4)), (8, 16, range(1, 17, 2)), (2, 4, (1, 3)), (8, 8, range(1, 9)), (2, 1, (1,))],
 )
-def test_the_client_uses_efa_interfaces_spread_over_the_node(
+def test_the_client_uses_efa_interfaces_distributed_over_the_node(
     interfaces: int, devices: int, expected: range | tuple[int, ...], tmp_path: Path
 ) -> None:
     result = configure_efa(tmp_path, interfaces, devices)
@@ -145,7 +145,7 @@ def test_a_client_without_efa_interfaces_is_reported(tmp_path: Path) -> None:
     result = configure_efa(tmp_path, 2, 4, loads=False)
     assert (result.returncode, result.stdout) == (1, "")
     assert "LNet has 0 of 2 EFA interfaces" in result.stderr
-    assert "no EFA interface" in configure_efa(tmp_path / "none", 2, 0).stderr
+    assert "has no EFA device" in configure_efa(tmp_path / "none", 2, 0).stderr
 
 
 def test_a_mount_is_tuned_only_by_a_later_run_of_the_service() -> None:

@@ -21,12 +21,12 @@ def test_digest_is_that_of_the_image_which_the_tag_names_now(account: EmulatedAw
 
 def test_missing_tag_is_a_lookup_error(account: EmulatedAws) -> None:
     push_image("with-another-tag", "1", "content")
-    with pytest.raises(LookupError, match="ECR has no such tag"):
+    with pytest.raises(LookupError, match="ECR has no tag"):
         find_image_digest(EcrImage(ACCOUNT, REGION, "with-another-tag"), "2")
 
 
 def test_missing_repository_is_a_lookup_error(account: EmulatedAws) -> None:
-    with pytest.raises(LookupError, match="ECR has no such repository"):
+    with pytest.raises(LookupError, match="ECR has no repository"):
         find_image_digest(EcrImage(ACCOUNT, REGION, "missing"), "1")
 
 

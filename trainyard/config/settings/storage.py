@@ -23,7 +23,9 @@ class StorageSettings(StrictModel):
     """The data bucket. `pulumi destroy` retains it with its configuration and its key."""
 
     bucket: BucketName | None = Field(
-        None, description="Existing bucket, whose configuration is not changed; none: the stack creates one."
+        None,
+        description="Existing bucket, whose configuration is not changed. It belongs to one stack: the object "
+        "trainyard-stack.txt names it. None: the stack creates a bucket.",
     )
     kms_key: KeyArn | None = Field(
         None,

@@ -3,8 +3,8 @@
 It reports to the controller that the node is ready, runs the health checks that the controller requests, runs torchrun
 for each attempt, and copies logs and metrics to S3 as they grow. An attempt continues when the agent ends, and the next
 agent finds it. The agent reports how the workers ended and, if the run has an idle limit, whether they compute. The
-controller makes all decisions. When the node leaves its group, the agent requests a checkpoint and completes the
-lifecycle action. If the nodes are kept after a run, the agent serves the next run on them.
+controller makes all decisions. When the node leaves its group, the agent requests a checkpoint and powers the node
+off. If the nodes are kept after a run, the agent serves the next run on them.
 """
 
 import json

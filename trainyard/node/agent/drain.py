@@ -1,4 +1,4 @@
-"""Drain of a node that leaves its group: its cause, its time limit, and the end of the node.
+"""Drain of a node that leaves its group: cause, time limit and power-off.
 
 Auto Scaling holds a node that it terminates with the group's termination lifecycle hook. A drained node powers itself
 off, which terminates it and ends its cost; the controller completes the lifecycle action. The node may not: IAM cannot
@@ -72,9 +72,9 @@ class Drain:
             self._autoscaling.record_lifecycle_action_heartbeat(**self._action)
 
     def power_off(self) -> None:
-        """Power the node off if its group terminates it. EC2 ends other nodes at the time of their notice.
+        """Power the node off if its Auto Scaling group terminates it. EC2 terminates an interrupted node itself.
 
-        The launch template lets an instance that powers off terminate.
+        The launch template sets InstanceInitiatedShutdownBehavior to terminate.
         """
         if self.cause() == "terminating":
             LOG.info("the node is drained and powers off")

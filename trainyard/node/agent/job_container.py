@@ -21,7 +21,7 @@ CLIENT_VARIABLES = (
 )
 # Docker reads variables from a file with one of them in each line, and refuses lines of 64 KiB.
 # Source: kvfile.go of github.com/docker/cli, bufio.MaxScanTokenSize of Go
-_LINE_CHARACTERS = 15_000  # of four bytes each
+_LINE_CHARACTERS = 15_000  # at most 60,000 bytes in UTF-8
 
 
 def in_container(image: str | None, command: list[str], writable: Iterable[Path]) -> list[str]:
@@ -47,8 +47,9 @@ def container_variables(image: str | None, variables: Mapping[str, str]) -> dict
     for name in others:
         if re.fullmatch(CLIENT_VARIABLES, name):
             raise ValueError(
-                f"the variable {name} of a job in a container has several lines or more than {_LINE_CHARACTERS} "
-                "characters: use another name, or a shorter value of one line"
+                f"job.environment or job.secrets, {name}: the value has several lines or more than {_LINE_CHARACTERS} "
+                "characters, and the Docker client of the node would use it. Use another name, or a shorter value of "
+                "one line"
             )
     return {f"{VARIABLE_PREFIX}{name}": value for name, value in lines.items()} | others
 

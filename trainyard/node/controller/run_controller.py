@@ -91,7 +91,7 @@ class RunController:
             return
         unhealthy = set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use())
         reported = unhealthy & self.state.node_states.latest.keys()
-        # An agent that works drains its node first.
+        # An unhealthy node whose agent responds drains first: its action is completed when it is drained.
         silent = self.attempts.liveness.silent_nodes(reported).keys()
         self.groups.complete_terminations((unhealthy - (reported - silent)) | self._drained_nodes())
         self.groups.terminate_unreplaced(unhealthy, now)

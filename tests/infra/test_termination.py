@@ -1,4 +1,4 @@
-"""The role and the schedule group that end the cost of a run at a fixed time."""
+"""The schedule group and the role of the termination schedules."""
 
 import json
 
@@ -9,14 +9,14 @@ OBJECT = "aws:s3/bucketObjectv2:BucketObjectv2"
 
 
 def test_only_event_bridge_assumes_the_role(local: Deployment) -> None:
-    role = local.resource("aws:iam/role:Role", "deadline").inputs
+    role = local.resource("aws:iam/role:Role", "termination").inputs
     (trust,) = json.loads(role["assumeRolePolicy"])["Statement"]
     assert trust["Principal"] == {"Service": "scheduler.amazonaws.com"}
     assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
 
 
 def test_the_role_ends_workers_and_reservations_of_its_stack_only(local: Deployment) -> None:
-    policy = json.loads(local.resource("aws:iam/rolePolicy:RolePolicy", "deadline").inputs["policy"])
+    policy = json.loads(local.resource("aws:iam/rolePolicy:RolePolicy", "termination").inputs["policy"])
     actions = {action for statement in policy["Statement"] for action in statement["Action"]}
     assert actions == {"autoscaling:UpdateAutoScalingGroup", "ec2:CancelCapacityReservation"}
     for statement in policy["Statement"]:
@@ -31,5 +31,5 @@ def test_no_node_may_change_a_schedule(local: Deployment) -> None:
 def test_the_manifest_names_the_schedule_group_and_the_maximum_sizes(local: Deployment) -> None:
     manifest = Manifest.model_validate_json(local.resource(OBJECT, "manifest").inputs["content"])
     group = local.resource("aws:autoscaling/group:Group", "workers")
-    assert manifest.deadline.schedule_group.startswith("deadline-")
+    assert manifest.termination.schedule_group.startswith("termination-")
     assert manifest.groups[0].max_size == group.inputs["maxSize"]

@@ -1,4 +1,4 @@
-"""Schedules of EventBridge Scheduler that terminate the workers of a run at a fixed time."""
+"""Schedules of EventBridge Scheduler that terminate the workers of a run and cancel its reservations."""
 
 import time
 
@@ -8,8 +8,8 @@ from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.clusters import create_cluster
 from trainyard.aws.clients import client
-from trainyard.aws.deadline import delete_deadline, put_deadline, read_deadline
 from trainyard.aws.reservations import find_reservations
+from trainyard.aws.termination_schedule import put_termination_schedules
 from trainyard.operations.worker_groups import WorkerGroups
 
 REGION = "us-east-1"
@@ -20,9 +20,10 @@ def cluster(account: EmulatedAws) -> clusters.Cluster:
     return create_cluster(REGION)
 
 
-def put(cluster: clusters.Cluster, until: float, *reservations: str) -> None:
-    deadline = cluster.manifest.deadline
-    put_deadline(REGION, deadline.schedule_group, deadline.role_arn, until, [cluster.group], reservations)
+def put(cluster: clusters.Cluster, time: float, *reservations: str) -> None:
+    termination = cluster.manifest.termination
+    groups = [cluster.group]
+    put_termination_schedules(REGION, termination.schedule_group, termination.role_arn, time, groups, reservations)
 
 
 def sizes(cluster: clusters.Cluster) -> tuple[int, int]:
@@ -33,7 +34,7 @@ def sizes(cluster: clusters.Cluster) -> tuple[int, int]:
     return group["MaxSize"], group["DesiredCapacity"]
 
 
-def test_workers_are_terminated_and_cannot_be_started_after_the_deadline(
+def test_workers_are_terminated_and_cannot_be_started_after_the_time(
     cluster: clusters.Cluster, account: EmulatedAws
 ) -> None:
     cluster.launch_instances(2)
@@ -46,35 +47,32 @@ def test_workers_are_terminated_and_cannot_be_started_after_the_deadline(
         cluster.autoscaling.set_desired_capacity(AutoScalingGroupName=cluster.group, DesiredCapacity=1)
 
 
-def test_reservations_end_at_the_deadline(cluster: clusters.Cluster, account: EmulatedAws) -> None:
+def test_reservations_are_cancelled_at_the_time(cluster: clusters.Cluster, account: EmulatedAws) -> None:
     reservation = cluster.hold_capacity(1)
     put(cluster, account.now() + 3600, reservation)
     account.advance_clock(3700)
     assert find_reservations(REGION, {}) == []
 
 
-def test_the_operator_moves_the_deadline(cluster: clusters.Cluster, account: EmulatedAws) -> None:
-    schedules = cluster.manifest.deadline.schedule_group
+def test_the_operator_moves_the_time(cluster: clusters.Cluster, account: EmulatedAws) -> None:
     put(cluster, account.now() + 60)
-    later = float(int(account.now() + 7200))
-    put(cluster, later)
-    assert read_deadline(REGION, schedules, [cluster.group]) == later
+    put(cluster, account.now() + 7200)
     account.advance_clock(120)
     assert sizes(cluster) == (4, 0)
-    delete_deadline(REGION, schedules)
-    assert read_deadline(REGION, schedules, [cluster.group]) is None
+    account.advance_clock(7200)
+    assert sizes(cluster) == (0, 0)
 
 
 def test_the_next_launch_restores_the_maximum_size(cluster: clusters.Cluster, account: EmulatedAws) -> None:
     put(cluster, account.now() + 60)
     account.advance_clock(120)
-    WorkerGroups(cluster.manifest).put_deadline(account.now() + 3600, [])
+    WorkerGroups(cluster.manifest).put_termination_schedules(account.now() + 3600, [])
     assert sizes(cluster) == (4, 0)
 
 
 def test_a_role_without_permission_changes_nothing(cluster: clusters.Cluster, account: EmulatedAws) -> None:
-    role = cluster.manifest.deadline.role_arn.rpartition("/")[2]
-    client("iam", REGION).delete_role_policy(RoleName=role, PolicyName="deadline")
+    role = cluster.manifest.termination.role_arn.rpartition("/")[2]
+    client("iam", REGION).delete_role_policy(RoleName=role, PolicyName="termination")
     try:
         put(cluster, account.now() + 60)
         account.advance_clock(120)
@@ -85,6 +83,6 @@ def test_a_role_without_permission_changes_nothing(cluster: clusters.Cluster, ac
 
 
 def test_schedule_of_a_role_that_the_scheduler_cannot_assume_is_refused(cluster: clusters.Cluster) -> None:
-    scheduler = client("scheduler", REGION)
+    scheduler, schedule_group = client("scheduler", REGION), cluster.manifest.termination.schedule_group
     with pytest.raises(scheduler.exceptions.ValidationException, match="assume the role"):
-        put_deadline(REGION, cluster.manifest.deadline.schedule_group, "arn:aws:iam::1:role/x", time.time(), ["g"])
+        put_termination_schedules(REGION, schedule_group, "arn:aws:iam::1:role/x", time.time(), ["g"])
