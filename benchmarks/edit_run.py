@@ -189,9 +189,7 @@ def _change_role(manifest: dict[str, Any]) -> None:
 
 def _add_node(manifest: dict[str, Any]) -> None:
     (group,) = manifest["groups"]
-    group["nodes"] = NODES + 1
-    client = clients.client("autoscaling", manifest["region"])
-    client.update_auto_scaling_group(AutoScalingGroupName=group["autoscaling_group"], MaxSize=NODES + 1)
+    group["nodes"] = group["max_size"] = NODES + 1
 
 
 def _build_folder() -> Path:

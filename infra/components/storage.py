@@ -74,7 +74,8 @@ class DataBucket(pulumi.ComponentResource):
                 content=args.scope.stack_tag,
                 content_type="text/plain",
                 tags=args.scope.own_tags("data-bucket-stack"),
-                opts=pulumi.ResourceOptions(parent=self),
+                # Its runs stay after `destroy`, so the bucket remains that of this stack.
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
             self.register_outputs({"name": self.name})
             return
@@ -246,7 +247,7 @@ def _protect(
             name,
             bucket=bucket.bucket,
             target_bucket=args.access_log_bucket,
-            target_prefix=f"access-logs/{args.scope.stack}/",
+            target_prefix=f"access-logs/{args.scope.stack_tag}/",
             opts=_after(previous, opts),
         )
 

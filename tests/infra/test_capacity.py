@@ -90,8 +90,8 @@ def test_capacity_block_uses_desired_capacity_and_ends_early(
 
 def test_spot_above_base_has_two_groups(changed: Callable[..., Deployment]) -> None:
     run = changed("spot-cluster")
-    sizes = {group.name: group.inputs["maxSize"] for group in run.resources_of_type(GROUP)}
-    assert sizes == {"head": 1, "workers": 1, "spot": 4}  # with a replacement before the termination of a node
+    sizes = {group.name: group.max_size for group in manifest_of(run).groups}
+    assert sizes == {"workers": 1, "spot": 4}  # with a replacement before the termination of a node
     assert "instanceMarketOptions" not in purchase_options(run)["workers"]
     assert purchase_options(run)["spot"] == {}
     groups = {group.name: (group.nodes, group.spot, group.launch_method) for group in manifest_of(run).groups}
@@ -213,7 +213,7 @@ def test_groups_are_tagged_with_their_names(changed: Callable[..., Deployment]) 
 
 
 def test_more_nodes_replace_no_resource(changed: Callable[..., Deployment], local: Deployment) -> None:
-    """Updated in place: group, budget, manifest and launch."""
+    """Updated in place: budget, manifest and launch, which sets the size of the group."""
     larger = changed(nodes=4)
     assert larger.resources.keys() == local.resources.keys()
     differ = {
@@ -222,7 +222,7 @@ def test_more_nodes_replace_no_resource(changed: Callable[..., Deployment], loca
         if json.dumps(_without_source(resource.inputs), sort_keys=True)
         != json.dumps(_without_source(local.resources[urn].inputs), sort_keys=True)
     }
-    assert differ == {"Group", "Budget", "BucketObjectv2", "Command"}
+    assert differ == {"Budget", "BucketObjectv2", "Command"}
 
 
 def _without_source(inputs: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from infra.packaging.user_data import LIMIT_BYTES, user_data
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
 from tests.infra.conftest import GROUP, ROOT, head_template_of, stack_config, templates_of
+from tests.infra.test_capacity import manifest_of
 from tests.problems import rejects
 from trainyard.config.catalog import catalog
 
@@ -118,19 +119,19 @@ def test_group_is_created_empty_and_without_a_desired_capacity(shipped: Deployme
     group = shipped.resource(GROUP, "workers")
     assert group.inputs["minSize"] == 0
     assert "desiredCapacity" not in group.inputs  # otherwise a replaced group would start with a refreshed value
-    assert group.ignore_changes == ("vpcZoneIdentifiers",)
+    assert group.ignore_changes == ("maxSize", "vpcZoneIdentifiers")
     assert group.inputs["suspendedProcesses"] == ["AZRebalance"]
 
 
 def test_group_size_and_grace_period_allow_a_boot(gpu: Deployment) -> None:
     group = gpu.resource(GROUP, "workers").inputs
-    assert group["maxSize"] == 4
+    assert (group["maxSize"], manifest_of(gpu).groups[0].max_size) == (0, 4)
     assert group["healthCheckGracePeriod"] == 600
     assert all(tag["propagateAtLaunch"] for tag in group["tags"])
 
 
 def test_several_nodes_of_a_large_group_are_replaced_at_the_same_time(changed: Callable[..., Deployment]) -> None:
-    assert changed("custom-job", nodes=16).resource(GROUP, "workers").inputs["maxSize"] == 18
+    assert manifest_of(changed("custom-job", nodes=16)).groups[0].max_size == 18
 
 
 def test_head_is_the_only_instance_of_its_group(shipped: Deployment) -> None:

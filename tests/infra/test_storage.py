@@ -204,7 +204,7 @@ def test_access_logs_are_written_to_the_bucket_of_the_settings(
     run = changed(storage={"access_log_bucket": "our-logs", "lock_results_days": 30})
     logging = run.resource(LOGGING, "data")
     target = {key: value for key, value in logging.inputs.items() if key != "bucket"}
-    assert target == {"targetBucket": "our-logs", "targetPrefix": "access-logs/local/"}
+    assert target == {"targetBucket": "our-logs", "targetPrefix": "access-logs/trainyard/local/"}
     assert logging.inputs["bucket"] == run.exports["data_bucket"]
     assert logging.retain_on_delete  # as the bucket
     assert not local.resources_of_type(LOGGING)

@@ -45,11 +45,8 @@ class ScaleOutRehearsal(RehearsalProcess):
         s3 = self.client("s3")
         (bucket,) = [item["Name"] for item in s3.list_buckets()["Buckets"] if "staging" in item["Name"]]
         manifest: dict[str, Any] = json.loads(s3.get_object(Bucket=bucket, Key=MANIFEST)["Body"].read())
-        manifest["groups"][0]["nodes"] = nodes
+        manifest["groups"][0]["nodes"] = manifest["groups"][0]["max_size"] = nodes
         s3.put_object(Bucket=bucket, Key=MANIFEST, Body=json.dumps(manifest).encode())
-        self.client("autoscaling").update_auto_scaling_group(
-            AutoScalingGroupName=manifest["groups"][0]["autoscaling_group"], MaxSize=nodes
-        )
 
     def run_cli(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run a `trainyard` command in the rehearsal's account."""

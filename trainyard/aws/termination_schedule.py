@@ -8,12 +8,15 @@ https://docs.aws.amazon.com/scheduler/latest/UserGuide/schedule-types.html#one-t
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from time import time as unix_time
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from trainyard.aws.clients import client
 
+RETRY_SECONDS, RETRIES = 900, 30
+MIN_SECONDS = 60.0  # from now until a schedule runs: the time of a run with a shorter limit may have passed
 _NO_WORKERS = {"MinSize": 0, "MaxSize": 0, "DesiredCapacity": 0}
 
 
@@ -35,14 +38,20 @@ def put_termination_schedules(
     }
     for name in reservations:
         requests[name] = ("ec2:cancelCapacityReservation", {"CapacityReservationId": name})
-    partition = role_arn.split(":")[1]
+    partition, when = role_arn.split(":")[1], max(time, unix_time() + MIN_SECONDS)
     for name, (action, request) in requests.items():
         arn = f"arn:{partition}:scheduler:::aws-sdk:{action}"
-        target = {"Arn": arn, "RoleArn": role_arn, "Input": json.dumps(request)}
-        _put(region, schedule_group, name, time, target)
+        target = {
+            "Arn": arn,
+            "RoleArn": role_arn,
+            "Input": json.dumps(request),
+            # By default AWS repeats a failed call for a day, in which the next run may have started.
+            "RetryPolicy": {"MaximumEventAgeInSeconds": RETRY_SECONDS, "MaximumRetryAttempts": RETRIES},
+        }
+        _put(region, schedule_group, name, when, target)
 
 
-def _put(region: str, schedule_group: str, name: str, time: float, target: dict[str, str]) -> None:
+def _put(region: str, schedule_group: str, name: str, time: float, target: dict[str, Any]) -> None:
     scheduler, when = client("scheduler", region), datetime.fromtimestamp(time, UTC)
     schedule: dict[str, Any] = {
         "GroupName": schedule_group,

@@ -117,6 +117,12 @@ def compute_run_deadline(start: float, limits: Limits, capacity_end_time: float 
     return time_limit if capacity_end_time is None else min(time_limit, capacity_end_time)
 
 
+def latest_termination_time(now: float, limits: Limits, capacity_start_time: float | None) -> float:
+    """Unix time at which EventBridge Scheduler terminates the workers of a run that a launch prepares at `now`."""
+    minutes = limits.startup_timeout_minutes + limits.capacity_wait_minutes + limits.time_limit_minutes
+    return max(now, capacity_start_time or 0.0) + minutes * 60 + TERMINATION_MARGIN_SECONDS
+
+
 class Master(StrictModel):
     """The master of torchrun's static rendezvous: the torchrun of node rank 0 serves its store."""
 

@@ -123,6 +123,7 @@ class Launch(LaunchOperation):
 
         def start() -> LaunchResult:
             self.pending.register()
+            self.schedule_termination(earlier.reservations if earlier else ())
             with self.phase("dataset"):
                 ensure_dataset(self.cluster, self.display)
             with self.phase("head"):

@@ -11,7 +11,7 @@ from trainyard.aws.credentials import describe_expiration
 from trainyard.aws.reservations import CapacityReservation
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest, WorkerGroup
-from trainyard.models.run import LaunchResult, RunRecord
+from trainyard.models.run import LaunchResult, RunRecord, latest_termination_time
 from trainyard.models.step_progress import format_progress
 from trainyard.models.streams import metric_lines
 from trainyard.operations.cluster import Cluster
@@ -162,6 +162,16 @@ class LaunchOperation:
         assert self.cluster.staging is not None
         self.cluster.staging.write(CURRENT_RUN, content)
 
+    def schedule_termination(self, reservations: Iterable[str]) -> None:
+        """Schedule the termination of the workers and the cancellation of reservations before the run has a record.
+
+        The record has an earlier time. Until then a schedule of an earlier run must not end what this launch uses.
+        """
+        start = self.manifest.capacity_start_time
+        self.workers.put_termination_schedules(
+            latest_termination_time(time.time(), self.manifest.limits, start), reservations
+        )
+
     def reserve_capacity(self, missing: Mapping[str, int], running: Iterable[str] = ()) -> None:
         """Reserve the capacity of the groups for which the manifest requires it.
 
@@ -174,6 +184,7 @@ class LaunchOperation:
             if group.reserve and missing[group.name]:
                 reservation = self.reservations.reserve(group, missing[group.name], hold_seconds, running)
                 self.reserved[group.name] = reservation
+                self.schedule_termination([reservation.id])
             elif group.reservation is not None:
                 require_source_reservation_in_account(self.manifest.region, group)
                 self._wait_for_start(group)

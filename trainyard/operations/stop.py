@@ -59,6 +59,8 @@ def stop_run(cluster: Cluster, display: Display, for_replacement: bool = False) 
         time.sleep(POLL_SECONDS)
         are_terminated = nodes.terminate()
     if not for_replacement:
+        if is_deployed:
+            WorkerGroups(cluster.manifest).prevent_launches()
         delete_held_placement_groups(cluster, display)
     return StopResult(sorted(nodes.states) if nodes else [], remaining)
 

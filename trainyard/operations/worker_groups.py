@@ -260,14 +260,21 @@ class WorkerGroups:
     def put_termination_schedules(self, time: float, reservations: Iterable[str]) -> None:
         """Schedule the termination of all workers and the cancellation of reservations at `time` (Unix time, seconds).
 
-        An earlier schedule may have run and set the maximum size of the groups to 0: this call restores it.
+        Then sets the maximum size of the groups. It is 0 before a launch, after `trainyard stop` and after a schedule:
+        the head cannot start nodes without a schedule. It is not reduced below the desired capacity.
         """
         group, role = self._termination.schedule_group, self._termination.role_arn
         put_termination_schedules(self._region, group, role, time, self._groups, reservations)
         for description in self._describe():
             name = description["AutoScalingGroupName"]
-            if description["MaxSize"] < self._groups[name].max_size:
-                autoscaling.set_max_size(self._region, name, self._groups[name].max_size)
+            size = max(self._groups[name].max_size, description["DesiredCapacity"])
+            if description["MaxSize"] != size:
+                autoscaling.set_max_size(self._region, name, size)
+
+    def prevent_launches(self) -> None:
+        """Set the maximum size of all groups to 0. The next launch restores it."""
+        for name in self._groups:
+            autoscaling.set_max_size(self._region, name, 0)
 
     def lease(self) -> float | None:
         """Return the end of the lease, Unix time in seconds; None when no group has a lease."""

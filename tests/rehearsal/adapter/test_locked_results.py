@@ -74,4 +74,4 @@ def test_nodes_lock_nothing_else(aws: EmulatedAws, cluster: Cluster, role: str, 
 
 def test_data_bucket_has_access_logs(cluster: Cluster) -> None:
     logging = boto3.client("s3").get_bucket_logging(Bucket=cluster.data)["LoggingEnabled"]
-    assert logging == {"TargetBucket": "our-logs", "TargetPrefix": "access-logs/locked/"}
+    assert logging == {"TargetBucket": "our-logs", "TargetPrefix": "access-logs/trainyard/locked/"}

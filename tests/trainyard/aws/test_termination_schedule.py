@@ -7,9 +7,12 @@ import pytest
 from rehearsal.aws.process import EmulatedAws
 from tests import clusters
 from tests.clusters import create_cluster
+from tests.trainyard.operations.conftest import RecordingDisplay
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import find_reservations
 from trainyard.aws.termination_schedule import put_termination_schedules
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.launch import Launch
 from trainyard.operations.worker_groups import WorkerGroups
 
 REGION = "us-east-1"
@@ -61,6 +64,16 @@ def test_the_operator_moves_the_time(cluster: clusters.Cluster, account: Emulate
     assert sizes(cluster) == (4, 0)
     account.advance_clock(7200)
     assert sizes(cluster) == (0, 0)
+
+
+def test_a_launch_first_moves_the_schedules_of_the_run_before_it(
+    cluster: clusters.Cluster, account: EmulatedAws
+) -> None:
+    put(cluster, account.now() + 90)
+    launch = Launch(Cluster(cluster.stack, REGION), RecordingDisplay())
+    launch.schedule_termination([])
+    account.advance_clock(120)
+    assert sizes(cluster) == (4, 0)
 
 
 def test_the_next_launch_restores_the_maximum_size(cluster: clusters.Cluster, account: EmulatedAws) -> None:

@@ -126,7 +126,7 @@ def test_the_end_of_a_log_is_written_after_an_outage(outage: tuple[Path, ChunkWr
     last = len(written) - first - 1
     assert (written[:first], written[first + 1 :]) == (lines[:first], lines[-last:])
     assert last == streams.FORWARD_CHUNKS * streams.CHUNK_BYTES // 5  # complete lines of five bytes
-    assert notice == f"[trainyard: {5 * (1000 - first - last)} bytes of this log are skipped: the job wrote faster than S3 accepted]\n"
+    assert notice.startswith(f"[trainyard: {5 * (1000 - first - last)} bytes of this log are skipped: ")
 
 
 def test_a_backlog_skips_nothing_if_the_rest_is_short(outage: tuple[Path, ChunkWriter]) -> None:

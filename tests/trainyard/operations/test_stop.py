@@ -97,6 +97,7 @@ def test_stop_ends_run_and_nodes_and_can_be_repeated(cluster: clusters.Cluster, 
     assert outcome is not None
     assert outcome.state == "stopped"
     assert stop_run(cluster) == ([], [])
+    assert cluster.describe_group()["MaxSize"] == 0  # the head cannot start nodes
 
 
 def test_stop_keeps_the_outcome_of_a_run_that_has_ended(cluster: clusters.Cluster, record: RunRecord) -> None:

@@ -54,7 +54,7 @@ class StorageSettings(StrictModel):
     access_log_bucket: BucketName | None = Field(
         None,
         description="Existing bucket of the same account and region to which S3 writes server access logs of the data "
-        "bucket, below access-logs/<stack>/ (see deploy.md). None: no access logs.",
+        "bucket, below access-logs/<project>/<stack>/ (see deploy.md). None: no access logs.",
     )
 
 

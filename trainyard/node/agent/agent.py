@@ -28,7 +28,7 @@ from trainyard.node.agent.activity import REPORT_SECONDS, Activity, cpu_meter, g
 from trainyard.node.agent.attempt import AttemptTorchrun, delete_memory
 from trainyard.node.agent.connection import HeadConnection
 from trainyard.node.agent.credentials import PORT, CredentialsServer, JobCredentials
-from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Drain
+from trainyard.node.agent.drain import DRAIN_SECONDS, INTERRUPTION_SECONDS, Cause, Drain
 from trainyard.node.agent.health_check import Findings, HealthCheckTorchrun, create_event
 from trainyard.node.agent.job_unit import JobUnit
 from trainyard.node.agent.state import open_state_file
@@ -141,8 +141,8 @@ class Agent:
             report_progress()
             try:
                 if self._is_poll_due():
-                    if self._drain.cause():
-                        self._drain_node()
+                    if cause := self._drain.cause():
+                        self._drain_node(cause)
                         return 0
                     if self._attempt is not None:
                         self._attempt.forward_logs()
@@ -474,11 +474,11 @@ class Agent:
         except Exception as error:
             LOG.error("logs of attempt %d: %s: %s", attempt.number, type(error).__name__, error)
 
-    def _drain_node(self) -> None:
+    def _drain_node(self, cause: Cause) -> None:
         """Request a checkpoint, stop the workers, report the end, and power the node off."""
         self._save_checkpoint(self._drain.checkpoint_timeout_seconds())
         self._stop_processes()
         self._stop_standby()
         self.report_state("drained", self._state_file.state.attempt)
         self._close()
-        self._drain.power_off()
+        self._drain.power_off(cause)

@@ -71,12 +71,12 @@ class Drain:
         if self.cause() == "terminating":
             self._autoscaling.record_lifecycle_action_heartbeat(**self._action)
 
-    def power_off(self) -> None:
+    def power_off(self, cause: Cause) -> None:
         """Power the node off if its Auto Scaling group terminates it. EC2 terminates an interrupted node itself.
 
         The launch template sets InstanceInitiatedShutdownBehavior to terminate.
         """
-        if self.cause() == "terminating":
+        if cause == "terminating":
             LOG.info("the node is drained and powers off")
             subprocess.run(["systemctl", "poweroff"], check=True, timeout=POWER_OFF_SECONDS)
 

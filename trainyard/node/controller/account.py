@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trainyard.aws import autoscaling
-from trainyard.aws.instance_status import find_impaired_instances
+from trainyard.aws.instance_status import find_impaired_instances, running_instances
 from trainyard.aws.lease import put_lease
 from trainyard.aws.s3 import Bucket
 from trainyard.aws.scheduled_start import cancel_scheduled_start
@@ -59,6 +59,10 @@ class Account:
     def find_impaired_instances(self, instances: Collection[str]) -> dict[str, str]:
         """Return instance -> reason, for those that do not run any more, or whose status checks fail."""
         return find_impaired_instances(self.region, instances)
+
+    def running_instances(self, instances: Collection[str]) -> set[str]:
+        """Return those of the instances that are pending or running."""
+        return running_instances(self.region, instances)
 
     def describe_network_nodes(self, instances: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """Return the network nodes of each instance, from the top of the network to the bottom."""

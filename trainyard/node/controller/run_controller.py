@@ -90,17 +90,23 @@ class RunController:
         if not self._read_members(now):
             return
         unhealthy = set(self.state.control.unhealthy_nodes) - set(self.state.nodes_in_use())
-        reported = unhealthy & self.state.node_states.latest.keys()
-        # An unhealthy node whose agent responds drains first: its action is completed when it is drained.
-        silent = self.attempts.liveness.silent_nodes(reported).keys()
-        self.groups.complete_terminations((unhealthy - (reported - silent)) | self._drained_nodes())
+        self._complete_terminations(unhealthy)
         self.groups.terminate_unreplaced(unhealthy, now)
         self.attempts.repairs.mark_unhealthy_nodes()
         if self._reclaims.has_new_reclaim():
             self.state.update_control(checkpoint_requests=self.state.control.checkpoint_requests + 1)
 
     def _drained_nodes(self) -> set[str]:
-        return self.state.node_states.drained_nodes(self.groups.draining_nodes)
+        """Return the nodes at their hook that are drained and do not run: another node may have sent the report."""
+        drained = self.state.node_states.drained_nodes(self.groups.draining_nodes)
+        return self.groups.without_running(drained)
+
+    def _complete_terminations(self, unhealthy: set[str]) -> None:
+        """Let the termination of drained nodes continue, and that of unhealthy nodes whose agents do not respond."""
+        reported = unhealthy & self.state.node_states.latest.keys()
+        # An unhealthy node whose agent responds drains first: its action is completed when it is drained.
+        silent = self.attempts.liveness.silent_nodes(reported).keys()
+        self.groups.complete_terminations((unhealthy - (reported - silent)) | self._drained_nodes())
 
     def _read_members(self, now: float) -> bool:
         """Read the members of the groups, and return whether AWS has responded. Otherwise the known members remain."""
@@ -224,7 +230,7 @@ class RunController:
         assert outcome.nodes_kept_until is not None
         self._stop_agents(outcome)
         self.lease.renew_for_kept_nodes(now, outcome.nodes_kept_until)
-        self._complete_terminations()
+        self._follow_terminations()
 
     def end_run(self, outcome: Outcome) -> bool:
         """Terminate the nodes, and return whether they have left their groups and the reservations are cancelled.
@@ -242,16 +248,17 @@ class RunController:
         if not self._are_reservations_cancelled:
             reservations = () if outcome.keeps_reservations else self.state.run.reservations
             self._are_reservations_cancelled = self.lease.reservations.cancel(reservations)
-        self._complete_terminations()
+        self._follow_terminations()
         return self._are_reservations_cancelled and not self.groups.has_instances
 
-    def _complete_terminations(self) -> None:
-        """Let the termination of drained nodes continue, after the end of the run."""
+    def _follow_terminations(self) -> None:
+        """Complete lifecycle actions of the nodes after the end of the run."""
         now = self.state.clock.monotonic()
         if self._members_at is None or now >= self._members_at + MEMBERS_POLL_SECONDS:
             self._read_members(now)
-            self._read_reports()
-            self.groups.complete_terminations(self._drained_nodes())
+            if self.groups.draining_nodes:
+                self._read_reports()
+                self._complete_terminations(set(self.state.control.unhealthy_nodes))
 
     def _stop_agents(self, outcome: Outcome) -> None:
         """Stop the jobs, after a last checkpoint that saves the progress since the previous one."""

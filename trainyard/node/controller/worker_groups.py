@@ -94,6 +94,16 @@ class WorkerGroups:
             except (BotoCoreError, ClientError) as error:  # it may continue already; else the next call repeats it
                 LOG.warning("the lifecycle action of %s was not completed: %s", instance, error)
 
+    def without_running(self, instances: Collection[str]) -> set[str]:
+        """Return those of the instances that do not run any more; none of them if EC2 does not respond."""
+        if not instances:
+            return set()
+        try:
+            return set(instances) - self._account.running_instances(instances)
+        except (BotoCoreError, ClientError) as error:
+            LOG.warning("the states of draining instances cannot be read: %s", error)
+            return set()
+
     def terminate_unreplaced(self, unhealthy: Collection[str], now: float) -> None:
         """Terminate unhealthy members whose replacement has not started in time: there may be no capacity for it.
 

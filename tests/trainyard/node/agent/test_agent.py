@@ -345,7 +345,7 @@ def test_drain_saves_a_checkpoint_and_powers_the_node_off(node: NodeWithAgent, m
             """The emulated account tests it."""
 
     monkeypatch.setattr(node.agent._drain, "_autoscaling", Recorder())
-    monkeypatch.setattr(node.agent._drain, "power_off", lambda: reported.append(node.reported()))
+    monkeypatch.setattr(node.agent._drain, "power_off", lambda cause: reported.append(node.reported()))
     node.request(1)
     node.wait_for("workers_up 1")
     node.drain_cause = "terminating"

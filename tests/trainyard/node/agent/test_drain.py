@@ -111,8 +111,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_a_node_that_its_group_terminates_powers_off(
     service: Service, create_drain: Callable[..., Drain], commands: list[list[str]]
 ) -> None:
-    service.instance["lifecycle_state"] = "Terminated"
-    create_drain().power_off()
+    create_drain().power_off("terminating")
     assert commands == [["systemctl", "poweroff"]]
 
 
@@ -122,7 +121,7 @@ def test_an_interrupted_node_stays_until_ec2_terminates_it(
     service.pages = NOTICE
     drain = create_drain()
     drain.record_heartbeat()  # it waits at no lifecycle hook
-    drain.power_off()
+    drain.power_off("interrupted")
     assert commands == []
 
 

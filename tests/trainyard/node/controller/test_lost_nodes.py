@@ -4,8 +4,10 @@ import pytest
 
 from rehearsal.aws.faults import MemberOmission
 from rehearsal.aws.process import EmulatedAws
+from tests.conftest import REGION
 from tests.polling import eventually
 from tests.trainyard.node.controller.runs import FAILURE, Run, put_termination_hook
+from trainyard.aws.clients import client
 from trainyard.models.decision import AttemptDecision
 from trainyard.node.controller.attempts import (
     FAILURE_REPORT_TIMEOUT_SECONDS,
@@ -166,14 +168,28 @@ def drain_first_node(run: Run) -> None:
     run.step_until_loss()
 
 
-def test_lifecycle_action_of_a_drained_node_is_completed(run: Run) -> None:
+def follow(run: Run, steps: int = 2) -> None:
+    """Let the controller read members and reports again."""
+    for _ in range(steps):
+        run.clock.advance(MEMBERS_POLL_SECONDS)
+        run.controller.step()
+
+
+def test_lifecycle_action_of_a_drained_node_is_completed_when_it_is_off(run: Run) -> None:
     drain_first_node(run)
     assert lifecycle_state(run, run.nodes[0]) == "Terminating:Wait"
     run.cluster.write_agent_event(run.record.run, run.nodes[0], "drained", 1)
-    for _ in range(2):  # it reads the report after the members
-        run.clock.advance(MEMBERS_POLL_SECONDS)
-        run.controller.step()
+    client("ec2", REGION).stop_instances(InstanceIds=[run.nodes[0]])
+    follow(run)
     assert lifecycle_state(run, run.nodes[0]) in {None, "Terminating:Proceed"}
+
+
+def test_reported_drain_of_a_node_that_runs_does_not_end_it(run: Run) -> None:
+    """Another node may have sent the report."""
+    drain_first_node(run)
+    run.cluster.write_agent_event(run.record.run, run.nodes[0], "drained", 1)
+    follow(run)
+    assert lifecycle_state(run, run.nodes[0]) == "Terminating:Wait"
 
 
 def test_ended_run_completes_the_actions_of_its_drained_nodes(run: Run) -> None:
@@ -183,6 +199,7 @@ def test_ended_run_completes_the_actions_of_its_drained_nodes(run: Run) -> None:
     assert not run.controller.end_run(outcome)
     for node in run.nodes:
         run.cluster.write_agent_event(run.record.run, node, "drained", 1)
+    client("ec2", REGION).stop_instances(InstanceIds=run.nodes)
 
     def has_ended() -> bool:
         run.clock.advance(MEMBERS_POLL_SECONDS)
