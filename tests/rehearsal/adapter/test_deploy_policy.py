@@ -1,6 +1,7 @@
 """docs/deploy-policy.json: every stack is deployed with exactly this policy, which is no wider than required."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +10,17 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rehearsal.adapter.account import EmulatedAccount
+from rehearsal.adapter.mocks import up
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.rehearsal.adapter.conftest import ROOT, start_account
+from tests.rehearsal.adapter.test_stacks import config_of
 from tests.rehearsal.deploy_policy import CASES, changing_actions, deploy, policy, text_of
+from tests.trainyard.operations.conftest import RecordingDisplay
+from trainyard.aws.clients import client
+from trainyard.operations.cluster import Cluster
+from trainyard.operations.launch import Launch
+from trainyard.operations.stop import stop_run
 
 FILE = ROOT / "docs/deploy-policy.json"
 NAME = "operator"
@@ -61,6 +69,30 @@ def test_policy_is_current(calls: list[JournalEntry]) -> None:
 
 def test_policy_is_smaller_than_the_limit_of_managed_policies() -> None:
     assert len("".join(FILE.read_text().split())) <= LIMIT
+
+
+@pytest.mark.slow  # it deploys a stack
+def test_launch_and_stop_are_allowed(
+    aws: EmulatedAws, operator: boto3.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their calls of Auto Scaling, EventBridge Scheduler, EC2 and S3, with the role of the deployed stack."""
+    up(config_of("local", {}), "commands", ROOT, account=EmulatedAccount(aws.region, run_commands=False))
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", operator)
+    client.cache_clear()
+    earlier = len(aws.journal())
+    try:
+        cluster = Cluster("commands", aws.region)
+        launch = Launch(cluster, RecordingDisplay())
+        launch.schedule_termination([])
+        launch.write_record(launch.record)
+        launch.workers.put_lease(time.time() + 1200)
+        assert launch.workers.lease() is not None
+        stop_run(cluster, RecordingDisplay())
+    finally:
+        client.cache_clear()
+    calls = [call for call in aws.journal()[earlier:] if call.role == NAME]
+    assert "scheduler" in {call.service for call in calls}
+    assert [call.error_message for call in calls if call.status == 403] == []
 
 
 TRUST = json.dumps({"Statement": []})
