@@ -59,7 +59,7 @@ class WorkerGroupArgs:
 
 
 class WorkerGroup(pulumi.ComponentResource):
-    """An Auto Scaling group that is created empty, with the maximum size 0. `max_size`: that the launch sets."""
+    """An Auto Scaling group that is created empty. Launch, lease and controller set its desired capacity."""
 
     name: str
     plan: GroupPlan
@@ -105,14 +105,13 @@ class WorkerGroup(pulumi.ComponentResource):
             instance_market_options=_market(args.plan),
             capacity_reservation_specification=_reservation(args.plan),
         )
-        # With the replacements that are launched before their nodes are terminated. The launch sets it, after it has
-        # scheduled the termination of the nodes: until then the head cannot start any.
+        # With the replacements that are launched before their nodes are terminated.
         replacements = _maximum_replacements(args.plan.nodes) if args.launches_before_terminating else 0
         self.max_size = args.plan.nodes + replacements
         group = aws.autoscaling.Group(
             name,
             min_size=0,
-            max_size=0,
+            max_size=self.max_size,
             launch_template=(
                 None
                 if spot
@@ -128,10 +127,8 @@ class WorkerGroup(pulumi.ComponentResource):
             termination_policies=["NewestInstance"],
             wait_for_capacity_timeout="0",
             tags=group_tags(args.scope, name),
-            # The launch sets maximum size and desired capacity, and the subnet in whose zone it finds capacity.
-            opts=pulumi.ResourceOptions(
-                parent=self, ignore_changes=["maxSize", "vpcZoneIdentifiers"], custom_timeouts=_TIMEOUTS
-            ),
+            # The launch sets the desired capacity, and the subnet in whose zone it finds capacity.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["vpcZoneIdentifiers"], custom_timeouts=_TIMEOUTS),
         )
         # A terminating node saves a checkpoint and powers itself off. Without a heartbeat AWS continues.
         hook = aws.autoscaling.LifecycleHook(

@@ -213,7 +213,7 @@ def test_groups_are_tagged_with_their_names(changed: Callable[..., Deployment]) 
 
 
 def test_more_nodes_replace_no_resource(changed: Callable[..., Deployment], local: Deployment) -> None:
-    """Updated in place: budget, manifest and launch, which sets the size of the group."""
+    """Updated in place: group, budget, manifest and launch."""
     larger = changed(nodes=4)
     assert larger.resources.keys() == local.resources.keys()
     differ = {
@@ -222,7 +222,7 @@ def test_more_nodes_replace_no_resource(changed: Callable[..., Deployment], loca
         if json.dumps(_without_source(resource.inputs), sort_keys=True)
         != json.dumps(_without_source(local.resources[urn].inputs), sort_keys=True)
     }
-    assert differ == {"Budget", "BucketObjectv2", "Command"}
+    assert differ == {"Group", "Budget", "BucketObjectv2", "Command"}
 
 
 def _without_source(inputs: Any) -> dict[str, Any]:

@@ -119,13 +119,13 @@ def test_group_is_created_empty_and_without_a_desired_capacity(shipped: Deployme
     group = shipped.resource(GROUP, "workers")
     assert group.inputs["minSize"] == 0
     assert "desiredCapacity" not in group.inputs  # otherwise a replaced group would start with a refreshed value
-    assert group.ignore_changes == ("maxSize", "vpcZoneIdentifiers")
+    assert group.ignore_changes == ("vpcZoneIdentifiers",)
     assert group.inputs["suspendedProcesses"] == ["AZRebalance"]
 
 
 def test_group_size_and_grace_period_allow_a_boot(gpu: Deployment) -> None:
     group = gpu.resource(GROUP, "workers").inputs
-    assert (group["maxSize"], manifest_of(gpu).groups[0].max_size) == (0, 4)
+    assert (group["maxSize"], manifest_of(gpu).groups[0].max_size) == (4, 4)
     assert group["healthCheckGracePeriod"] == 600
     assert all(tag["propagateAtLaunch"] for tag in group["tags"])
 

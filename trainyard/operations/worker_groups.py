@@ -260,8 +260,8 @@ class WorkerGroups:
     def put_termination_schedules(self, time: float, reservations: Iterable[str]) -> None:
         """Schedule the termination of all workers and the cancellation of reservations at `time` (Unix time, seconds).
 
-        Then sets the maximum size of the groups. It is 0 before a launch, after `trainyard stop` and after a schedule:
-        the head cannot start nodes without a schedule. It is not reduced below the desired capacity.
+        Then restores the maximum size of the groups. `trainyard stop` and a schedule set it to 0: the head cannot start
+        nodes. It is not reduced below the desired capacity.
         """
         group, role = self._termination.schedule_group, self._termination.role_arn
         put_termination_schedules(self._region, group, role, time, self._groups, reservations)

@@ -244,13 +244,6 @@ def test_worker_distinguishes_a_missing_run_from_denied_access(cluster: Cluster)
         cluster.node("workers")("s3").get_object(Bucket=cluster.staging, Key=CURRENT_RUN)
 
 
-def test_head_cannot_start_nodes_without_a_launch(cluster: Cluster) -> None:
-    """The maximum size of a group is 0 until a launch has scheduled the termination of its nodes."""
-    autoscaling = cluster.node("head")("autoscaling")
-    with pytest.raises(ClientError, match="above max value 0"):
-        autoscaling.set_desired_capacity(AutoScalingGroupName=cluster.exports["groups"][0], DesiredCapacity=1)
-
-
 def test_worker_may_send_heartbeats_for_the_same_group(cluster: Cluster) -> None:
     with pytest.raises(ClientError) as raised:  # the instance does not exist
         send_heartbeat("exports")(cluster, cluster.node("workers"))

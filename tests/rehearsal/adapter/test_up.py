@@ -101,7 +101,7 @@ def test_head_runs_with_role_and_user_data(aws: EmulatedAws, local: Deployment) 
 def test_group_is_empty_tagged_and_not_rebalanced(local: Deployment) -> None:
     client = boto3.client("autoscaling")
     (group,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=local.exports["groups"])["AutoScalingGroups"]
-    assert (group["MinSize"], group["DesiredCapacity"], group["MaxSize"], group["Instances"]) == (0, 0, 0, [])
+    assert (group["MinSize"], group["DesiredCapacity"], group["MaxSize"], group["Instances"]) == (0, 0, 3, [])
     assert [process["ProcessName"] for process in group["SuspendedProcesses"]] == ["AZRebalance"]
     assert {tag["Key"] for tag in group["Tags"]} >= {"trainyard:stack", "trainyard:role", "Name"}
 

@@ -57,14 +57,14 @@ def test_drift_is_shown_by_refresh_and_reverted_by_up(stack: Stack) -> None:
 
 def test_preview_with_refresh_shows_the_drift_and_up_with_refresh_reverts_it(stack: Stack) -> None:
     (name,) = stack.exports()["groups"]
-    boto3.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName=name, HealthCheckGracePeriod=77)
+    boto3.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName=name, MaxSize=7)
     stack.workspace.run("preview", "--refresh", "--diff")
     output = (stack.workspace.folder / "preview.log").read_text()
-    assert "healthCheckGracePeriod" in output
-    assert "77 => 600" in output.replace(": ", " ")
+    assert "maxSize" in output
+    assert "7 => 3" in output.replace(": ", " ")
     assert not stack.workspace.run("up", "--refresh", "--yes", "--skip-preview").errors
     groups = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
-    assert groups["AutoScalingGroups"][0]["HealthCheckGracePeriod"] == 600
+    assert groups["AutoScalingGroups"][0]["MaxSize"] == 3
 
 
 def test_resources_deleted_by_hand_are_created_again(stack: Stack) -> None:
