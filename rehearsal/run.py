@@ -105,7 +105,7 @@ def _prepare_account(
     substitutions = [profile_substitution("instant" if is_shared else options.profile)]
     quotas = None if is_shared else quota_codes(settings, options.bake)
     for name in create_existing_resources(aws, settings, quotas, options.faults):
-        display.print_line("account", f"created {name}, which the stack expects to exist")
+        display.print_line("account", f"{name} exists, as the stack expects")
         substitutions.append(
             Substitution(
                 original=f"{name} in the real account",

@@ -19,7 +19,7 @@ _BLOCK_SECONDS = 48 * 3600.0  # longer than any rehearsal, so that the end of th
 def create_existing_resources(
     aws: EmulatedAws, settings: StackSettings, quotas: Iterable[str] | None, faults: Collection[Fault] = ()
 ) -> list[str]:
-    """Create the resources that the settings name by id, unless they exist. Returns their ids.
+    """Create the resources that the settings name by id, unless they exist. Returns their ids, also of existing ones.
 
     `faults`: those of the rehearsal, which may set the start of the Capacity Block and let its payment fail. `quotas`:
     codes of the vCPU quotas that the account has; all others are 0. None: the account has all. Call it before the

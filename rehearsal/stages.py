@@ -25,6 +25,7 @@ from trainyard.models.layout import RunLayout
 from trainyard.models.run import LaunchResult
 from trainyard.operations.runs import DownloadedResults
 from trainyard.quantity import quantity
+from trainyard.times import format_time
 
 OUTCOME_TIMEOUT_SECONDS = 1800.0
 SCHEDULED_START_TIMEOUT_SECONDS = 180.0
@@ -136,7 +137,8 @@ class Stages:
         else:
             self.context.add_error(outcome.describe())
         if outcome.nodes_kept_until is not None:
-            self.context.display.print_line("nodes", "kept for another run (job.keep_nodes_minutes) until destroy")
+            end = format_time(outcome.nodes_kept_until)
+            self.context.display.print_line("nodes", f"kept for another run until {end}, or until destroy")
             return
         display.update_status("job", "waiting for the termination of the workers")
         wait_until("the termination of the workers", lambda: not self.running_workers(), TERMINATION_TIMEOUT_SECONDS)

@@ -31,7 +31,8 @@ run(Path(__file__).parent)
 '''
 PROJECT = """\
 # The Pulumi project of the stack files in this folder. Tags and IAM paths of AWS resources contain its name: it
-# distinguishes stacks of the same name in one account. Do not change it while a stack is deployed.
+# distinguishes stacks of the same name in one account. Do not change it after
+# the first `up`: the retained data would not be imported.
 name: {name}
 description: GPU training clusters on AWS
 runtime:
