@@ -153,7 +153,7 @@ def node_credentials(running_account: EmulatedAws) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def own_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
-    """An emulated AWS for one test file, for tests with a hypervisor: it boots all instances without a stack tag."""
+    """An emulated AWS for one test file: with a hypervisor, which boots untagged instances, or with its own time."""
     with EmulatedAws.start(tmp_path_factory.mktemp("own-account"), region=REGION) as running, aws_environment(running):
         yield running
 

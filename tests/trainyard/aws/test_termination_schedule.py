@@ -18,6 +18,12 @@ from trainyard.operations.worker_groups import WorkerGroups
 REGION = "us-east-1"
 
 
+@pytest.fixture(scope="module")
+def account(own_account: EmulatedAws) -> EmulatedAws:
+    """An account whose clock no other test uses."""
+    return own_account
+
+
 @pytest.fixture
 def cluster(account: EmulatedAws) -> clusters.Cluster:
     return create_cluster(REGION)
