@@ -1,6 +1,6 @@
 """The permissions boundary of the stack's roles: the most that any of them can ever do.
 
-A boundary allows nothing by itself. An operator who can create roles only with this boundary, and cannot change it,
+A boundary grants no permissions. An operator who can create roles only with this boundary, and cannot change it,
 cannot create a role that changes IAM or reads other data of the account.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html
 """

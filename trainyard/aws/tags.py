@@ -34,7 +34,7 @@ def stack_tag(project: str, stack: str) -> str:
 
 
 def held_capacity_tags(stack_tag: str) -> dict[str, str]:
-    """Return the tags of the reservation of `trainyard reserve`, and of its placement group. `stack`: `stack_tag`."""
+    """Return the tags of the reservation of `trainyard reserve`, and of its placement group."""
     return {STACK: stack_tag, ROLE: HELD_CAPACITY}
 
 

@@ -272,9 +272,9 @@ class WorkerGroups:
                 autoscaling.set_max_size(self._region, name, size)
 
     def prevent_launches(self) -> None:
-        """Set the maximum size of all groups to 0. The next launch restores it."""
-        for name in self._groups:
-            autoscaling.set_max_size(self._region, name, 0)
+        """Set the maximum size of the groups that exist to 0. The next launch restores it."""
+        for group in self._describe():
+            autoscaling.set_max_size(self._region, group["AutoScalingGroupName"], 0)
 
     def lease(self) -> float | None:
         """Return the end of the lease, Unix time in seconds; None when no group has a lease."""

@@ -100,6 +100,12 @@ def test_stop_ends_run_and_nodes_and_can_be_repeated(cluster: clusters.Cluster, 
     assert cluster.describe_group()["MaxSize"] == 0  # the head cannot start nodes
 
 
+def test_stop_after_the_groups_are_deleted(cluster: clusters.Cluster, record: RunRecord) -> None:
+    """An interrupted `destroy` has deleted the groups and not the manifest."""
+    cluster.autoscaling.delete_auto_scaling_group(AutoScalingGroupName=cluster.group)
+    assert stop_run(cluster)[0] == []
+
+
 def test_stop_keeps_the_outcome_of_a_run_that_has_ended(cluster: clusters.Cluster, record: RunRecord) -> None:
     outcome = end_run(cluster, record, "succeeded", 1.0)
     stop_run(cluster)
