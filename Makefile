@@ -27,6 +27,11 @@ REQUIREMENTS := requirements.txt
 TORCH := torch|torchvision|triton|cuda-[a-z]+|nvidia-[cn][a-z0-9-]+
 # Install from a lock: the SHA-256 of each wheel is verified, and no build runs.
 LOCKED := --require-hashes --only-binary :all:
+# `pulumi install` upgrades these without hashes. They are installed from the lock: pip changes nothing.
+define PIN_INSTALLERS
+grep -oE '^(pip|setuptools|wheel)==[^ ]+' requirements.txt > $(VENV)/pip-constraints.txt; \
+printf '[install]\nconstraint = %s\n' '$(CURDIR)/$(VENV)/pip-constraints.txt' > $(VENV)/pip.conf
+endef
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -50,6 +55,7 @@ else
 	$(UV_INSTALL) $(LOCKED) -r requirements.txt
 endif
 	@$(UV_INSTALL) --quiet --no-deps --no-build-isolation --editable .
+	@$(PIN_INSTALLERS)
 	@touch $@
 
 rehearsal: $(STAMP) ## Rehearse a stack offline: STACK=local, NODES=, FAULT=, ENGINE=pulumi, BACKEND=nspawn, BAKE=1, PREVIEW=1, KEEP=1, SET=key=value, DATA=folder, MODEL=folder

@@ -68,3 +68,8 @@ def test_every_wheel_of_the_project_has_a_source_with_a_hash() -> None:
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_permits_wheels_only(lock: str) -> None:
     assert "--only-binary :all:" in (ROOT / lock).read_text().splitlines()
+
+
+def test_the_lock_has_the_packages_that_pulumi_install_upgrades() -> None:
+    """The Makefile limits pip to these versions, so that `pulumi install` installs nothing without a hash."""
+    assert read_hashes(ROOT / "infra/requirements.txt").keys() >= {"pip", "setuptools", "wheel"}
