@@ -28,6 +28,7 @@ MEMBERS_POLL_SECONDS = 5.0
 # A Capacity Block may become active some minutes after its start, and Auto Scaling retries a failed launch after some
 # minutes. The nodes that started meanwhile are paid for anyway.
 SCHEDULED_NODES_TIMEOUT_SECONDS = 15 * 60.0
+REMAINING_NODES_WARNING_SECONDS = 600.0
 LOG = logging.getLogger("controller")
 
 
@@ -59,6 +60,7 @@ class RunController:
         self._reclaims = ReclaimWatch(manifest.groups, account.region)
         self._members_at: float | None = None
         self._has_ended = self._are_reservations_cancelled = False
+        self._warning_at = 0.0  # time of the next warning that the nodes of an ended run still exist
 
     def step(self) -> Outcome | None:
         """Read new events, check all deadlines, update `control.json`; return the outcome if the run is over."""
@@ -245,11 +247,23 @@ class RunController:
             finally:
                 self.groups.scale_to_zero()
             self._has_ended = True
+            self._warning_at = self.state.clock.monotonic() + REMAINING_NODES_WARNING_SECONDS
         if not self._are_reservations_cancelled:
             reservations = () if outcome.keeps_reservations else self.state.run.reservations
             self._are_reservations_cancelled = self.lease.reservations.cancel(reservations)
         self._follow_terminations()
-        return self._are_reservations_cancelled and not self.groups.has_instances
+        if self._are_reservations_cancelled and not self.groups.instances:
+            return True
+        self._warn_of_remaining_nodes()
+        return False
+
+    def _warn_of_remaining_nodes(self) -> None:
+        """Log what is still billed: there is no limit, because a controller that gives up would not terminate it."""
+        if (now := self.state.clock.monotonic()) >= self._warning_at:
+            self._warning_at = now + REMAINING_NODES_WARNING_SECONDS
+            nodes = ", ".join(self.groups.instances) or "none"
+            reservations = "cancelled" if self._are_reservations_cancelled else "not cancelled"
+            LOG.warning("the run has ended; nodes that are not terminated: %s; reservations: %s", nodes, reservations)
 
     def _follow_terminations(self) -> None:
         """Complete lifecycle actions of the nodes after the end of the run."""

@@ -56,9 +56,9 @@ class WorkerGroups:
         )
 
     @property
-    def has_instances(self) -> bool:
-        """Whether a group had an instance, also a terminating one, at the last call of `members`."""
-        return bool(self._described)
+    def instances(self) -> list[str]:
+        """Instances of the groups, also terminating ones and those on standby, at the last call of `members`."""
+        return sorted(self._described)
 
     def healthy_members(self, instances: Collection[str]) -> set[str]:
         """Return those of the instances that were in service and healthy at the last call of `members`."""

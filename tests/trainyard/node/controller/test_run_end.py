@@ -13,7 +13,7 @@ from rehearsal.aws.process import EmulatedAws
 from rehearsal.aws.timing import Timing
 from tests.clusters import create_cluster, ubuntu_image_id
 from tests.conftest import REGION
-from tests.trainyard.node.controller.runs import Run, end_run
+from tests.trainyard.node.controller.runs import Run, end_run, put_termination_hook
 from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import cancel_reservation, create_reservation, resize_reservation
@@ -22,6 +22,7 @@ from trainyard.models.run import Control, Outcome
 from trainyard.node.controller import reservations as run_reservations
 from trainyard.node.controller.controller import Controller
 from trainyard.node.controller.outcomes import create_outcome
+from trainyard.node.controller.run_controller import REMAINING_NODES_WARNING_SECONDS
 
 
 def test_lease_is_renewed_up_to_the_time_limit(account: EmulatedAws) -> None:
@@ -257,6 +258,24 @@ def test_end_of_the_run_stops_agents_and_instances(run: Run) -> None:
     assert control.stop
     assert run.cluster.describe_group()["DesiredCapacity"] == 0
     assert run.cluster.data.find(run.layout.outcome) is not None
+
+
+def test_nodes_that_remain_after_the_run_are_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "controller")
+    put_termination_hook(run.cluster)
+    run.step("ready", 0)
+    outcome = create_outcome(run.controller.state, "succeeded", "done")
+    end_run(run.controller, outcome)
+    run.clock.advance(REMAINING_NODES_WARNING_SECONDS - 1)
+    assert not run.controller.end_run(outcome)
+    messages = [record.getMessage() for record in caplog.records]
+    assert not any("not terminated" in message for message in messages)
+    run.clock.advance(1)
+    for _ in range(2):
+        assert not run.controller.end_run(outcome)
+    messages = [record.getMessage() for record in caplog.records]
+    (warning,) = (message for message in messages if "not terminated" in message)
+    assert all(node in warning for node in run.nodes)
 
 
 def test_started_job_has_no_startup_deadline(account: EmulatedAws) -> None:
