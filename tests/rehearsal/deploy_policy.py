@@ -17,11 +17,13 @@ from rehearsal.adapter.mocks import up
 from rehearsal.adapter.teardown import destroy
 from rehearsal.aws.iam.required_actions import iam_action
 from rehearsal.aws.iam.required_actions_s3 import s3_action
+from rehearsal.aws.iam.required_actions_tags import TAGGED_RESOURCES
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.seed import create_existing_resources
 from tests.infra.conftest import ROOT, STACKS
 from tests.rehearsal.adapter.test_stacks import OTHERS, config_of
+from trainyard.aws import tags
 from trainyard.config.loader import load_settings
 
 # Stacks with other settings that need no permission for resources of the user.
@@ -76,6 +78,7 @@ READS = {
 }
 ROLES, PROFILES, POLICIES = (f"arn:aws:iam::*:{kind}/trainyard/*" for kind in ("role", "instance-profile", "policy"))
 _BOUNDARY_ACTIONS = ("CreateRole", "DeleteRolePolicy", "PutRolePermissionsBoundary", "PutRolePolicy")
+_UNTAGGED = {"autoscaling:CreateAutoScalingGroup", "autoscaling:CreateOrUpdateTags"}  # the group may have no tags yet
 _LINKED_ROLES = ("autoscaling", "ec2fleet", "spot", "fsx", "s3.data-source.lustre.fsx")
 
 
@@ -102,7 +105,9 @@ def policy(actions: Iterable[str]) -> dict[str, Any]:
     for service, operations in COMMANDS.items():
         by_service[service] |= set(operations.split())
     iam, s3 = by_service.pop("iam"), by_service.pop("s3")
-    tagged = [f"{service}:{name}" for service, names in by_service.items() for name in names]
+    changes = {f"{service}:{name}" for service, names in by_service.items() for name in names} - {"ssm:StartSession"}
+    of_stacks = {each for each in changes if each.startswith("autoscaling:")} - _UNTAGGED | set(TAGGED_RESOURCES)
+    is_of_a_stack = {"Null": {f"aws:ResourceTag/{tags.STACK}": "false"}}
     reads = [f"{service}:{name}" for service, names in READS.items() for name in names.split()]
     own_boundary = {"ArnLike": {"iam:PermissionsBoundary": POLICIES}}
     services = {
@@ -116,7 +121,9 @@ def policy(actions: Iterable[str]) -> dict[str, Any]:
         "Version": "2012-10-17",
         "Statement": [
             _allow("Read", reads, ["*"]),
-            _allow("Change", tagged, ["*"]),
+            _allow("Change", changes - of_stacks, ["*"]),
+            _allow("ChangeStacks", of_stacks, ["*"], is_of_a_stack),
+            _allow("Documents", ["ssm:StartSession"], ["arn:aws:ssm:*:*:document/*"]),
             _allow("Buckets", [f"s3:{name}" for name in s3], ["arn:aws:s3:::trainyard-*"]),
             _allow("ReadIam", ["iam:Get*", "iam:List*"], [ROLES, PROFILES, POLICIES]),
             _allow("RolesWithBoundary", [f"iam:{name}" for name in _BOUNDARY_ACTIONS], [ROLES], own_boundary),

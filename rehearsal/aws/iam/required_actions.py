@@ -6,13 +6,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from moto.autoscaling.models import autoscaling_backends
-from moto.ec2.models import ec2_backends
 from moto.ssm.models import ssm_backends
 
-from rehearsal.aws.ec2.reservations import reservations
 from rehearsal.aws.iam.policies import AccessRequest
 from rehearsal.aws.iam.required_actions_iam import iam_request, pass_role, passed_roles
 from rehearsal.aws.iam.required_actions_s3 import s3_required_requests
+from rehearsal.aws.iam.required_actions_tags import TAGGED_RESOURCES, tagged_requests
 from rehearsal.aws.operations import Call
 from rehearsal.aws.process import ACCOUNT
 from rehearsal.aws.storage.key_policies import key_request
@@ -69,8 +68,8 @@ def required_requests(call: Call, environ: dict[str, Any], body: bytes) -> Itera
         yield from passed_roles(call, parse_qs(body.decode()))
     elif call.service == "ec2" and call.operation.startswith("Describe"):
         yield AccessRequest(action, "*")
-    elif action in {"ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation"}:
-        yield _reservation_request(action, call, parse_qs(body.decode()))
+    elif action in TAGGED_RESOURCES:
+        yield from tagged_requests(action, call.region, body)
     else:
         yield AccessRequest(action, None)
         if call.service == "scheduler" and (target := json.loads(body or b"{}").get("Target")):
@@ -113,14 +112,6 @@ def _group_request(action: str, call: Call, parameters: dict[str, list[str]]) ->
     sizes = {f"autoscaling:{name.lower()}": parameters.get(name, [None])[0] for name in ("MinSize", "MaxSize")}
     context = sizes if call.operation in _SIZED_ACTIONS else {}
     return AccessRequest(action, group.arn, context, {tag["Key"]: tag["Value"] for tag in group.tags})
-
-
-def _reservation_request(action: str, call: Call, parameters: dict[str, list[str]]) -> AccessRequest:
-    name = parameters.get("CapacityReservationId", [""])[0]
-    reservation = reservations(ec2_backends[ACCOUNT][call.region]).get(name)
-    arn = f"arn:aws:ec2:{call.region}:{ACCOUNT}:capacity-reservation/{name}"
-    tags = {tag["key"]: tag["value"] for tag in reservation.get_tags()} if reservation else {}
-    return AccessRequest(action, arn, tags=tags)
 
 
 def _parameter_requests(action: str, call: Call, parameters: dict[str, Any]) -> Iterator[AccessRequest]:

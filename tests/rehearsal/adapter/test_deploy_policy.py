@@ -13,6 +13,7 @@ from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.journal import JournalEntry
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
+from tests.clusters import ubuntu_image_id
 from tests.rehearsal.adapter.conftest import ROOT, start_account
 from tests.rehearsal.adapter.test_stacks import config_of
 from tests.rehearsal.deploy_policy import CASES, changing_actions, deploy, policy, text_of
@@ -99,6 +100,15 @@ TRUST = json.dumps({"Statement": []})
 BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/trainyard/p/s/boundary"
 OTHER_ROLE, UNIVERSAL = f"arn:aws:iam::{ACCOUNT}:role/other", "arn:aws:scheduler:::aws-sdk"
 WIDE = json.dumps({"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]})
+
+
+def instance_of_another_application() -> str:
+    """Start an instance without tags; return its id."""
+    image = ubuntu_image_id("us-east-1")
+    started = boto3.client("ec2").run_instances(ImageId=image, InstanceType="c7i.large", MinCount=1, MaxCount=1)
+    return str(started["Instances"][0]["InstanceId"])
+
+
 DENIED: dict[str, Callable[[boto3.Session], Any]] = {
     "a role outside of the path": lambda session: session.client("iam").create_role(
         RoleName="other", AssumeRolePolicyDocument=TRUST, PermissionsBoundary=BOUNDARY
@@ -121,6 +131,18 @@ DENIED: dict[str, Callable[[boto3.Session], Any]] = {
         FlexibleTimeWindow={"Mode": "OFF"},
         Target={"Arn": f"{UNIVERSAL}:autoscaling:updateAutoScalingGroup", "RoleArn": OTHER_ROLE, "Input": "{}"},
     ),
+    "termination of an instance of another application": lambda session: session.client("ec2").terminate_instances(
+        InstanceIds=[instance_of_another_application()]
+    ),
+    "a shell on an instance of another application": lambda session: session.client("ssm").start_session(
+        Target=instance_of_another_application()
+    ),
+    "the size of a group of another application": lambda session: session.client("autoscaling").set_desired_capacity(
+        AutoScalingGroupName="other", DesiredCapacity=1
+    ),
+    "deletion of a file system of another application": lambda session: session.client("fsx").delete_file_system(
+        FileSystemId="fs-0123456789abcdef0"
+    ),
     "a user": lambda session: session.client("iam").create_user(UserName="other"),
     "a bucket of another application": lambda session: session.client("s3").create_bucket(Bucket="other-application"),
 }
@@ -130,4 +152,8 @@ DENIED: dict[str, Callable[[boto3.Session], Any]] = {
 def test_policy_denies(operator: boto3.Session, case: str) -> None:
     with pytest.raises(ClientError) as raised:
         DENIED[case](operator)
-    assert raised.value.response["Error"]["Code"] in {"AccessDenied", "AccessDeniedException"}
+    assert raised.value.response["Error"]["Code"] in {
+        "AccessDenied",
+        "AccessDeniedException",
+        "UnauthorizedOperation",
+    }
