@@ -1,13 +1,16 @@
 """torchrun of several nodes with its static rendezvous, on loopback addresses."""
 
 import os
+import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from tests.polling import eventually
 from trainyard.models.run import Master
@@ -21,7 +24,7 @@ import os, pathlib, sys
 folder, node = pathlib.Path(sys.argv[1]), os.environ["TRAINYARD_NODE"]
 (folder / f"{node}.started").write_text(os.environ["RANK"])
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank()])
 dist.all_reduce(total)
@@ -40,7 +43,7 @@ class Attempt:
         folder.mkdir()
         self.folder, self.nodes = folder, nodes
         self._arguments, self._join_seconds = arguments, join_seconds
-        self._master = Master(address="127.77.5.2", port=next(PORTS))
+        self.master = Master(address="127.77.5.2", port=next(PORTS))
         self._job = folder / "job.py"
         self._job.write_text(JOB)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -51,7 +54,7 @@ class Attempt:
                 python=Path(sys.executable),
                 nodes=self.nodes,
                 instance=node,
-                master=self._master,
+                master=self.master,
                 rendezvous="run-1",
                 processes=1,
                 job=[str(self._job), str(self.folder), *self._arguments],
@@ -134,3 +137,30 @@ def test_failure_on_the_master_ends_the_other_nodes(tmp_path: Path, attempts: li
     attempts.append(attempt)
     attempt.start("i-a", "i-b")
     assert attempt.exit_codes() == {"i-a": 1, "i-b": 1}
+
+
+class _Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self._file,)
+
+
+@pytest.mark.slow
+def test_objects_of_another_process_in_the_store_are_not_unpickled(tmp_path: Path, attempts: list[Attempt]) -> None:
+    """The store of the first node requires no secret: torchrun reads JSON from it (torch 2.15, agent/server/api.py)."""
+    attempt = Attempt(tmp_path / "1", ("i-a", "i-b"))
+    attempts.append(attempt)
+    attempt.start("i-a")
+    server = TCPStore(attempt.master.address, attempt.master.port, 2, timeout=timedelta(seconds=60))
+    payload, executed = tmp_path / "payload", tmp_path / "executed"
+    pickle.loads(pickle.dumps(_Payload(payload)))
+    assert payload.exists()
+    store = PrefixStore("run-1", server)
+    store.set("torchelastic/role_info/1", pickle.dumps(_Payload(executed), protocol=0).decode())
+    assert attempt.exit_codes() == {"i-a": 1}
+    assert "JSONDecodeError" in attempt.output("i-a")
+    assert not executed.exists()
