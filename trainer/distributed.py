@@ -35,9 +35,10 @@ class DistributedContext:
 
     device: torch.device
     layout: Layout
-    mesh: DeviceMesh  # over DIMENSIONS
+    mesh: DeviceMesh  # over those of DIMENSIONS that have more than one rank, at least one of them
     checkpoint_group: dist.ProcessGroup  # all ranks, on the CPU, with a long timeout
-    data_group: dist.ProcessGroup  # the data-parallel ranks: same pipeline stage, same part of each tensor
+    # The data-parallel ranks: same pipeline stage, same part of each tensor; None if there is only this rank.
+    data_group: dist.ProcessGroup | None
 
     @property
     def rank(self) -> int:
@@ -60,7 +61,7 @@ class DistributedContext:
         return self.pipeline_stage == self.layout.pipeline - 1
 
     def group(self, dimension: str) -> dist.ProcessGroup:
-        """Return this rank's process group along one of DIMENSIONS."""
+        """Return this rank's process group along a dimension of the mesh."""
         return self.mesh.get_group(dimension)
 
     @property
@@ -136,7 +137,9 @@ def init_distributed(
         if initialize:
             _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds), store)
         with _limited_creation() if store is not None else nullcontext():
-            context = _build_context(config, environment, device)
+            group = _create_checkpoint_group(config)
+            sizes = environment.world_size, environment.local_world_size
+            context = build_context(config, *sizes, device, group)
         yield context
     finally:
         if initialize and dist.is_initialized():  # also if a lost peer has interrupted the initialization
@@ -176,17 +179,33 @@ def _limited_creation() -> Iterator[None]:
         distributed_c10d.default_pg_timeout = default
 
 
-def _build_context(config: TrainerConfig, environment: Environment, device: torch.device) -> DistributedContext:
-    # The group of checkpoints and exports: a write by one rank takes long.
+def _create_checkpoint_group(config: TrainerConfig) -> dist.ProcessGroup:
+    """Create the group of checkpoints and exports, with a long timeout: a write by one rank takes long."""
     longest_seconds = max(EXPORT_TIMEOUT_SECONDS, config.timeouts.longest_seconds)
     group = dist.new_group(backend="gloo", timeout=distributed_c10d.default_pg_timeout)
     assert isinstance(group, dist.ProcessGroup), "every rank is in the group"
     dist.set_timeout(process_group_timeout(longest_seconds), group)
-    layout = config.layout(environment.world_size, environment.local_world_size)
-    shape = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
-    data_group = mesh["replicate", "shard"]._flatten("data").get_group()
-    for mesh_group in (*mesh.get_all_groups(), data_group):  # a mesh creates groups with torch's default of 30 min
-        if mesh_group is not dist.group.WORLD:
-            dist.set_timeout(process_group_timeout(config.timeouts.longest_seconds), mesh_group)
-    return DistributedContext(device=device, layout=layout, mesh=mesh, checkpoint_group=group, data_group=data_group)
+    return group
+
+
+def build_context(
+    config: TrainerConfig, world_size: int, per_node: int, device: torch.device, checkpoint_group: dist.ProcessGroup
+) -> DistributedContext:
+    """Create the device mesh and its process groups. torch's default process group is initialized."""
+    layout = config.layout(world_size, per_node)
+    sizes = {name: getattr(layout, name) for name in DIMENSIONS}
+    # A process group costs memory and time. fully_shard needs the dimension `shard`, also with one rank.
+    names = [name for name in DIMENSIONS if sizes[name] > 1 or (name == "shard" and config.parallel.sharded)]
+    names = names or ["shard"]
+    mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=tuple(names))
+    groups = mesh.get_all_groups()
+    data = tuple(name for name in ("replicate", "shard") if sizes[name] > 1)
+    data_group = mesh.get_group(data[0]) if data else None
+    if len(data) > 1:
+        groups.append(data_group := mesh[data]._flatten("data").get_group())
+    for group in groups:  # a mesh creates groups with torch's default of 30 minutes
+        if group is not dist.group.WORLD:
+            dist.set_timeout(process_group_timeout(config.timeouts.longest_seconds), group)
+    return DistributedContext(
+        device=device, layout=layout, mesh=mesh, checkpoint_group=checkpoint_group, data_group=data_group
+    )

@@ -20,6 +20,7 @@ from trainer.failures.out_of_memory import explain_out_of_memory
 from trainer.failures.peer_loss import explain_peer_loss
 from trainer.failures.step_limit import StepLimit
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
+from trainer.garbage import collect_by_step
 from trainer.job_requests import JobRequests
 from trainer.optimizer import build_optimizer, learning_rate
 from trainer.parallelism import build_forward_backward, parallelize, replicate
@@ -241,6 +242,7 @@ def _train(
         is_save_due = session.is_saving
         outcome = session.outcome  # of the last step before a recovery: what follows a step is repeated
 
+        collect_garbage = stack.enter_context(collect_by_step())
         batches = watched(data.train_batches(progress.consumed))
         step_started_at = time.perf_counter()
         while outcome is not None or progress.step < config.steps:
@@ -291,6 +293,7 @@ def _train(
                     metrics.finish()
                 raise SystemExit(EXIT_TERMINATED)
             outcome = None
+            collect_garbage(step)
 
         if validation_loss is None:  # resumed after the last step
             validation_loss = evaluate()

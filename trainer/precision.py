@@ -54,23 +54,24 @@ class Precision:
     """Mixed precision by FSDP's policy for sharded models, and by autocast for others."""
 
     def __init__(self, config: TrainerConfig, device: torch.device) -> None:
-        self._type = _TYPES[config.precision]
+        self.type = _TYPES[config.precision]  # of activations
         self._device, self._sharded = device, config.parallel.sharded
         self.loss_scale = LossScale(enabled=config.precision == "fp16")
 
-    def policy(self, module: nn.Module, *, cast_inputs: bool = True) -> MixedPrecisionPolicy:
-        """Return FSDP's policy for one sharded module.
+    def policy(self, modules: nn.Module | list[nn.Module], *, cast_inputs: bool = True) -> MixedPrecisionPolicy:
+        """Return FSDP's policy for one sharded module, or several as one unit.
 
         Gradients are summed over ranks in fp32, since 16-bit sums lose precision. Batch normalization remains in fp32,
         as under autocast: its running statistics are fp32, and torch accepts no mixture. `cast_inputs`: cast the
         module's inputs; False for a module whose inputs already have the correct types.
         """
-        if self._type == torch.float32:
+        if self.type == torch.float32:
             return MixedPrecisionPolicy()
-        norms = (part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
+        unit = nn.ModuleList(modules if isinstance(modules, list) else [modules])
+        norms = (part for part in unit.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
         fp32 = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
         return MixedPrecisionPolicy(
-            param_dtype=self._type,
+            param_dtype=self.type,
             reduce_dtype=torch.float32,
             cast_forward_inputs=cast_inputs,
             param_dtype_override_fn=lambda parameter: parameter.dtype if id(parameter) in fp32 else None,
@@ -78,9 +79,9 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the autocast context of a forward pass; without effect for sharded models and fp32."""
-        if self._sharded or self._type == torch.float32:
+        if self._sharded or self.type == torch.float32:
             return nullcontext()
-        return torch.autocast(self._device.type, self._type)
+        return torch.autocast(self._device.type, self.type)
 
 
 def to_float8(blocks: dict[str, nn.Module]) -> None:

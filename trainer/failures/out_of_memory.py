@@ -1,5 +1,6 @@
 """Explain an out-of-memory error: memory in use and the settings that reduce it."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def memory_suggestions(config: TrainerConfig, layout: Layout, parameters: int, c
 
     `parameters`: number of parameters of the model; `cached`: bytes that the GPU's allocator holds and no tensor uses.
     """
-    if cached:
+    if cached and "expandable_segments:True" not in os.environ.get("PYTORCH_ALLOC_CONF", ""):
         yield (
             f"the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True: {cached / _GIB:.1f} GiB are"
             " reserved in blocks smaller than the request"

@@ -84,6 +84,21 @@ class Block(nn.Module):
         return stream
 
 
+def output_of(x: Tensor, weight: Tensor, successors: Tensor | None, chunk: int | None) -> Tensor:
+    """Return the logits, or the mean loss if the successors of the tokens are given."""
+    if successors is None:
+        return functional.linear(x, weight)
+    return next_token_loss(x, weight, successors, chunk)
+
+
+class OutputLayer(nn.Linear):
+    """The output layer of a decoder whose embedding is another matrix."""
+
+    def forward(self, x: Tensor, successors: Tensor | None = None, chunk: int | None = None) -> Tensor:
+        """Return the logits, or the mean loss of the successors in chunks of `chunk` tokens."""
+        return output_of(x, self.weight, successors, chunk)
+
+
 class Decoder(nn.Module):
     """The decoder, or the blocks `layers` of it as one pipeline stage.
 
@@ -104,7 +119,7 @@ class Decoder(nn.Module):
         if self.last:
             self.norm = nn.RMSNorm(config.dim, eps=1e-5)
             if not config.tie_embeddings:
-                self.head = nn.Linear(config.dim, config.vocabulary, bias=False)
+                self.head = OutputLayer(config.dim, config.vocabulary, bias=False)
         table = rotary_table(config.sequence_length, config.dim // config.heads, config.rope_theta)
         self.register_buffer("table", table, persistent=False)
 
@@ -116,10 +131,11 @@ class Decoder(nn.Module):
             x = block(x, self.table)
         if not self.last:
             return x
-        x, weight = self.norm(x), self.embedding.weight if self.config.tie_embeddings else self.head.weight
-        if successors is None:
-            return functional.linear(x, weight)
-        return next_token_loss(x, weight, successors, self.loss_chunk_tokens)
+        x = self.norm(x)
+        if not self.config.tie_embeddings:
+            output: Tensor = self.head(x, successors, self.loss_chunk_tokens)
+            return output
+        return output_of(x, self.embedding.weight, successors, self.loss_chunk_tokens)
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""

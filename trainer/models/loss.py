@@ -4,13 +4,16 @@ torch's `F.linear_cross_entropy` does the same for the whole vocabulary on one r
 in bf16: three digits. Here the loss is fp32, and the vocabulary may be sharded over the ranks of a group.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trainyard.config.training.models import IGNORED
 
@@ -26,7 +29,7 @@ def next_token_loss(
     """
     if chunk is None and not isinstance(weight, DTensor):
         return functional.cross_entropy(functional.linear(x, weight, bias).float().flatten(0, 1), targets.flatten())
-    if type(weight) not in (Tensor, nn.Parameter, DTensor):
+    if is_traceable_wrapper_subclass(weight) and not isinstance(weight, DTensor):
         return _evaluate_in_chunks(x.flatten(0, 1), weight, bias, targets.flatten(), chunk)
     group: dist.ProcessGroup | None = None
     if isinstance(weight, DTensor):
@@ -78,53 +81,95 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x) if needs_gradient else None
         weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if needs_gradient else None
         bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if needs_gradient and bias is not None else None
-        for start in range(0, x.size(0), chunk or x.size(0)):
-            part = slice(start, start + (chunk or x.size(0)))
-            logits = (x[part] @ matrix.t()).float()
-            if bias is not None:
-                logits += bias
+        statistics, probabilities = (_compiled if x.is_cuda else _eager)()
+        size = chunk or x.size(0)
+        for start in range(0, x.size(0), size):
+            part = slice(start, start + size)
+            logits = functional.linear(x[part], matrix, None if bias is None else bias.to(x.dtype))
+            index, is_local = _local_index(targets[part], first, rows)
             counted = targets[part] != IGNORED
-            local = counted & (targets[part] >= first) & (targets[part] < first + rows)
-            index = torch.where(local, targets[part] - first, 0).unsqueeze(1)
-            target_logit = logits.gather(1, index).squeeze(1) * local
-            maximum = logits.amax(1)
+            # Of this rank's columns; the logits of the targets are 0 on the other ranks.
+            log_sum, target_logit = statistics(logits, index, is_local)
             if group:
-                dist.all_reduce(maximum, dist.ReduceOp.MAX, group)
-            logits -= maximum.unsqueeze(1)
-            probabilities = logits.exp_()
-            total = probabilities.sum(1)
-            if group:
-                dist.all_reduce(total, group=group)
-                dist.all_reduce(target_logit, group=group)
-            loss += ((total.log() + maximum - target_logit) * counted).sum()
+                log_sum, target_logit = _combine(log_sum, target_logit, group)
+            loss += ((log_sum - target_logit) * counted).sum()
             if x_gradient is not None and weight_gradient is not None:
-                probabilities *= (counted / total).unsqueeze(1)
-                probabilities.scatter_add_(1, index, -local.float().unsqueeze(1))
-                gradient = probabilities.to(x.dtype)
+                gradient = probabilities(logits, log_sum, target_logit, index, is_local, counted)
                 torch.mm(gradient, matrix, out=x_gradient[part])
-                weight_gradient += _fp32_product(gradient.t(), x[part])
+                _add_product(weight_gradient, gradient.t(), x[part])
                 if bias_gradient is not None:
-                    bias_gradient += probabilities.sum(0)
+                    bias_gradient += gradient.sum(0, dtype=torch.float32)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient, count)
         ctx.dtypes = x.dtype, weight.dtype, bias.dtype if bias is not None else None
         return loss / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        *sums, count = ctx.saved_tensors
-        (scale,) = gradients
-        # Multiplied in fp32 and then rounded: the scale may be larger than fp16's maximum.
-        scaled = (
-            None if total is None else (total.float() * (scale / count)).to(dtype)
-            for total, dtype in zip(sums, ctx.dtypes, strict=True)
-        )
-        return (*scaled, None, None, None)
+        x_sum, *sums, count = ctx.saved_tensors
+        scale = gradients[0] / count
+        # Multiplied in fp32 and then rounded: the scale may be larger than fp16's maximum. In place for the sums over
+        # chunks, which are as large as the weight.
+        scaled = [None if x_sum is None else x_sum.float() * scale]
+        scaled += [None if total is None else total.mul_(scale) for total in sums]
+        typed = (None if total is None else total.to(dtype) for total, dtype in zip(scaled, ctx.dtypes, strict=True))
+        return (*typed, None, None, None)
 
 
-def _fp32_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix product in fp32: sums over thousands of rows may exceed fp16's maximum."""
+def _local_index(targets: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Return the columns of the targets on this rank, 0 for those of other ranks, and whether they are on this rank.
+
+    targets, results: (rows of a chunk). Ignored targets are on no rank.
+    """
+    is_local = (targets >= first) & (targets < first + rows) & (targets != IGNORED)
+    return torch.where(is_local, targets - first, 0).unsqueeze(1), is_local
+
+
+def _statistics(logits: Tensor, index: Tensor, is_local: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of the sum of exponentials of each row, and the logit of its target, in fp32."""
+    log_sum = logits.float().logsumexp(1)
+    return log_sum, logits.gather(1, index).squeeze(1).float() * is_local
+
+
+def _probability_gradient(
+    logits: Tensor, log_sum: Tensor, target_logit: Tensor, index: Tensor, is_local: Tensor, counted: Tensor
+) -> Tensor:
+    """Return the gradient of the sum of the losses with respect to the logits, with their type.
+
+    That of a target, its probability minus 1, is computed in fp32: the difference of rounded numbers would be wrong.
+    """
+    probabilities = (logits.float() - log_sum.unsqueeze(1)).exp_()
+    gradient = probabilities.mul_(counted.unsqueeze(1)).to(logits.dtype)
+    of_target = (((target_logit - log_sum).exp() - 1) * counted).to(logits.dtype).unsqueeze(1)
+    return gradient.scatter_(1, index, torch.where(is_local.unsqueeze(1), of_target, gradient.gather(1, index)))
+
+
+MIXED_PRODUCT_DEVICES = {"cuda"}  # types of devices whose matrix product can have another type than its arguments
+_Functions = tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]
+
+
+def _eager() -> _Functions:
+    return _statistics, _probability_gradient
+
+
+@cache
+def _compiled() -> _Functions:
+    """Fuse the passes over the logits: each is read twice and written once."""
+    return torch.compile(_statistics), torch.compile(_probability_gradient)
+
+
+def _combine(log_sum: Tensor, target_logit: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Combine the statistics of the columns of all ranks, with one collective."""
+    mine = torch.stack([log_sum, target_logit])
+    gathered = mine.new_empty(group.size() * 2, mine.size(1))
+    dist.all_gather_into_tensor(gathered, mine, group)
+    return gathered[0::2].logsumexp(0), gathered[1::2].sum(0)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add the matrix product to `total`, which is fp32: sums over thousands of rows may exceed fp16's maximum."""
     if a.dtype == torch.float32:
-        return a @ b
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()  # torch has no product with out_dtype on CPUs
+        total.addmm_(a, b)
+    elif a.device.type in MIXED_PRODUCT_DEVICES:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(a.float(), b.float())

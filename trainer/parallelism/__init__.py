@@ -21,4 +21,5 @@ def build_forward_backward(
     """Return the forward and backward passes of a module that `parallelize` returned."""
     if distributed.layout.pipeline > 1:
         return PipelinedForwardBackward(module, config, distributed, precision)
-    return AccumulatedForwardBackward(module, distributed, precision)
+    reduces_per_step = config.parallel.reduce_per_step
+    return AccumulatedForwardBackward(module, distributed, precision, reduces_per_step=reduces_per_step)

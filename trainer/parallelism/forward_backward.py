@@ -18,6 +18,7 @@ from trainer.parallelism.gradient_wait import GradientWait
 from trainer.precision import Precision
 from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
 
 Batch = Sequence[Tensor]
 
@@ -52,9 +53,17 @@ class ForwardBackward(ABC):
 
 
 class AccumulatedForwardBackward(ForwardBackward):
-    """Gradient accumulation: micro-batches run one after the other; gradients are reduced after the last."""
+    """Gradient accumulation: micro-batches run one after the other.
 
-    def __init__(self, module: nn.Module, distributed: DistributedContext, precision: Precision) -> None:
+    DistributedDataParallel sums gradients over the ranks after the last micro-batch. FSDP scatters those of each
+    micro-batch, so that a rank has the sums of its shards only; groups of shards are summed after the last.
+    `reduces_per_step`: FSDP accumulates whole gradients on each rank, and scatters them after the last micro-batch.
+    """
+
+    def __init__(
+        self, module: nn.Module, distributed: DistributedContext, precision: Precision, *, reduces_per_step: bool
+    ) -> None:
+        self._reduces_per_step = reduces_per_step
         self._module, self._precision = module, precision
         self._device, self._count = distributed.device, distributed.layout.accumulation
         self.measures_waiting = isinstance(module, DistributedDataParallel) and distributed.layout.tensor == 1
@@ -97,7 +106,10 @@ class AccumulatedForwardBackward(ForwardBackward):
 
     def _gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
         if isinstance(self._module, FSDPModule):
-            self._module.set_requires_gradient_sync(enabled)
+            if self._reduces_per_step:
+                self._module.set_requires_gradient_sync(enabled)
+            else:
+                self._module.set_requires_all_reduce(enabled)
         elif isinstance(self._module, DistributedDataParallel) and not enabled:
             return self._module.no_sync()
         return nullcontext()
@@ -117,7 +129,9 @@ class PipelinedForwardBackward(ForwardBackward):
     def __init__(
         self, module: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
     ) -> None:
+        assert isinstance(config.model, DecoderConfig), "the configuration is validated"
         self._module, self._distributed, self._scale = module, distributed, precision.loss_scale
+        self._micro_batch, self._model, self._type = config.micro_batch_size, config.model, precision.type
         self._schedule = self._build_schedule(
             Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe, distributed.layout.accumulation
         )
@@ -125,15 +139,31 @@ class PipelinedForwardBackward(ForwardBackward):
 
     def _build_schedule(self, schedule: type[PipelineScheduleSingle], count: int) -> PipelineScheduleSingle:
         distributed = self._distributed
+        inputs, outputs = self._stage_shapes()
         stage = PipelineStage(
             self._module,
             distributed.pipeline_stage,
             distributed.layout.pipeline,
             distributed.device,
+            input_args=inputs,
+            output_args=outputs,
             group=distributed.group("pipeline"),
         )
         # Losses are divided before the sum, as in `AccumulatedForwardBackward`: undivided sums can overflow fp16.
         return schedule(stage, count, loss_fn=partial(self._loss, count), scale_grads=False)
+
+    def _stage_shapes(self) -> tuple[Tensor, Tensor]:
+        """Return inputs and outputs of this stage without data: tokens, the residual stream, or the loss."""
+        distributed, model, size = self._distributed, self._model, self._micro_batch
+        shape = (size, model.sequence_length // distributed.layout.tensor, model.dim)
+        with torch.device("meta"):
+            stream = torch.empty(shape, dtype=self._type, requires_grad=True)
+            tokens = torch.empty(size, model.sequence_length, dtype=torch.int64)
+            loss = torch.empty((), requires_grad=True)
+        return (
+            stream if distributed.pipeline_stage else tokens,
+            loss if distributed.is_last_stage else stream,
+        )
 
     def _loss(self, count: int, loss: Tensor, _: Tensor) -> Tensor:
         """Scale the loss, which is the output of the last stage's forward pass."""

@@ -6,9 +6,9 @@ memory.
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -50,7 +50,21 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
     if tensor is not None:
         parallelize_embedding_and_head(module, tensor)
     if config.parallel.sharded:
-        _shard(module, config, distributed, precision)
+        if isinstance(config.model, DecoderConfig) and not config.model.tie_embeddings:
+            _shard_embedding_and_head(module, config, distributed, precision)
+        # The remaining parameters are gathered for the whole forward pass, and needed first in the backward pass.
+        _shard(module, config, distributed, precision, reshard=False)
+
+
+def _shard_embedding_and_head(
+    decoder: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
+) -> None:
+    """Shard the embedding alone, so that its gradients are reduced as soon as they are complete, and norm and head."""
+    parts = dict(decoder.named_children())  # those of a pipeline stage
+    if "embedding" in parts:
+        _shard(parts["embedding"], config, distributed, precision)
+    if "head" in parts:  # the backward pass starts with it
+        _shard([parts["norm"], parts["head"]], config, distributed, precision, reshard=False)
 
 
 def replicate(
@@ -110,16 +124,24 @@ def _initialize(name: str, module: nn.Module, initialize: Initialize, seed: int,
         initialize(name, module)
 
 
-def _shard(module: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision) -> None:
+def _shard(
+    modules: nn.Module | list[nn.Module],
+    config: TrainerConfig,
+    distributed: DistributedContext,
+    precision: Precision,
+    *,
+    reshard: bool = True,
+) -> None:
+    """Apply fully_shard to a module, or to several as one unit. `reshard`: free gathered parameters after forward."""
     mesh = distributed.mesh["shard"] if distributed.layout.replicate == 1 else distributed.mesh["replicate", "shard"]
     # A pipeline runs a stage's forward and backward passes several times per step.
-    reshard = config.parallel.reshard_after_forward and config.parallel.pipeline == 1
+    reshard = reshard and config.parallel.reshard_after_forward and config.parallel.pipeline == 1
     # The inputs of a decoder block are the residual stream, which has the type, and the rotary table, which is fp32.
-    policy = precision.policy(module, cast_inputs=not isinstance(module, Block))
-    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    policy = precision.policy(modules, cast_inputs=not isinstance(modules, Block))
+    fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
 
-# Operations whose outputs selective checkpointing saves: matrix products and attention take most of the time.
+# Operations whose outputs selective checkpointing saves: they take most of the time.
 _SAVED_OPERATIONS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -130,11 +152,25 @@ _SAVED_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten.convolution.default,
+    # Not all_gather: with tensor parallelism its result has the whole sequence.
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_reduce.default,
 }
 
 
-def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _selective_policy(operation: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in _SAVED_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return _selective_policy(operation)
+
+
+def checkpoint_policy(mode: Literal["none", "selective", "full"]) -> Callable[[Any], CheckpointPolicy] | None:
+    """Return which outputs of operations a block saves for its backward pass; None: all."""
+    if mode == "full":
+        return lambda _: CheckpointPolicy.MUST_RECOMPUTE
+    return _selective_policy if mode == "selective" else None
 
 
 def _recompute(block: nn.Module, *, selective: bool) -> None:

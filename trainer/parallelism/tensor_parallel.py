@@ -2,7 +2,7 @@
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -33,11 +33,13 @@ def parallelize_block(block: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def parallelize_embedding_and_head(decoder: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard the rows of the embedding and of the output layer; trainer/models/loss.py multiplies by the latter."""
+    """Shard the rows of the embedding and of the output layer, whose collectives are in trainer/models/loss.py."""
     plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
-        "head": ColwiseParallel(),  # not called: only its weight is used
     }
     present = {name: style for name, style in plan.items() if hasattr(decoder, name)}
     parallelize_module(decoder, mesh, present, src_data_rank=None)
+    head = getattr(decoder, "head", None)
+    if isinstance(head, nn.Linear):
+        head.weight = nn.Parameter(distribute_tensor(head.weight, mesh, [Shard(0)], src_data_rank=None))

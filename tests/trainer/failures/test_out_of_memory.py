@@ -25,7 +25,7 @@ def test_all_applicable_settings_are_suggested() -> None:
     layout = Layout(pipeline=1, replicate=4, shard=1, tensor=1, accumulation=2)
     suggestions = list(memory_suggestions(config, layout, 2**30))
     assert suggestions[0] == "micro_batch_size 6 -> 3: batch_size remains 48, in 4 micro-batches per rank instead of 2"
-    assert "memory.loss_chunk_tokens 1024 -> 256: the logits of fewer than 192 tokens are in memory" in suggestions
+    assert "memory.loss_chunk_tokens 2048 -> 256: the logits of fewer than 192 tokens are in memory" in suggestions
     assert any("16.00 GiB on each rank, and would use 4.00 GiB on each of 4" in text for text in suggestions)
     assert keys(config, layout) == [
         *("micro_batch_size", "precision", "memory.loss_chunk_tokens", "memory.activation_checkpointing"),
@@ -120,11 +120,18 @@ def test_gpu_memory_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_fragmentation_is_suggested_first() -> None:
+def test_fragmentation_is_suggested_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     assert keys(tiny(), cached=15 * 2**30)[0] == "the"
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True: 15.0 GiB" in next(
         memory_suggestions(tiny(), SINGLE, 1, 15 * 2**30)
     )
+
+
+def test_active_expandable_segments_are_not_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer enables them, unless the variable is set."""
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert keys(tiny(), cached=15 * 2**30)[0] != "the"
 
 
 # An allocation above the limit of the process's address space.

@@ -81,7 +81,8 @@ def timeout_seconds(group: Any) -> float:
 
 
 def layout_config(kind: str, micro_batches: int) -> TrainerConfig:
-    parallel = {"data": kind} | ({"shard": 1} if kind == "hsdp" else {})
+    data, _, per_step = kind.partition(" ")
+    parallel = {"data": data, "reduce_per_step": bool(per_step)} | ({"shard": 1} if data == "hsdp" else {})
     batch = {"batch_size": 2 * RANKS * micro_batches, "timeouts": {"evaluation_seconds": TIMEOUT}}
     return TrainerConfig.model_validate(TINY | batch | {"parallel": parallel})
 
@@ -91,12 +92,12 @@ def main() -> None:
     environment = Environment.read(os.environ | variables)
     results: dict[str, Any] = {}
     with init_distributed(layout_config("ddp", 1), environment, CPU) as shared:  # one process group for all layouts
-        for kind in ("ddp", "fsdp", "hsdp"):
+        for kind in ("ddp", "fsdp", "fsdp per step", "hsdp", "hsdp per step"):
             for micro_batches in (1, 3):
                 config = layout_config(kind, micro_batches)
                 with init_distributed(config, environment, CPU) as distributed:
                     results[f"{kind} {micro_batches}"] = count_collectives(config, distributed)
-                    groups = (*distributed.mesh.get_all_groups(), distributed.data_group, dist.group.WORLD)
+                    groups = (*distributed.mesh.get_all_groups(), dist.group.WORLD)
                     results["timeouts"] = sorted({timeout_seconds(group) for group in groups})
         results["waiting"] = waiting_seconds(layout_config("ddp", 1), shared)
         dist.barrier()

@@ -42,7 +42,7 @@ class MemoryConfig(StrictModel):
         "(selective), or everything (full).",
     )
     loss_chunk_tokens: Integer | None = Field(
-        1024,
+        2048,
         gt=0,
         description="Tokens whose logits are in memory at once; none: the whole micro-batch.",
     )

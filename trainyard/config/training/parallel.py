@@ -27,6 +27,11 @@ class ParallelConfig(StrictModel):
         True,
         description="Free gathered weights after the forward pass (fsdp, hsdp): less memory, more communication.",
     )
+    reduce_per_step: bool = Field(
+        False,
+        description="Reduce gradients once per step instead of once per micro-batch (fsdp, hsdp): less communication, "
+        "but each rank has 4 bytes for each parameter of the model.",
+    )
     tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks that share each layer.")
     pipeline: Integer = Field(1, gt=0, description="Pipeline parallel degree: stages of consecutive layers.")
     schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Pipeline schedule.")
