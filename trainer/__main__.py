@@ -1,5 +1,7 @@
 """Run the training job: `torchrun ... -m trainer --config FILE`, or without torchrun as a single process.
 
+`python -m trainer plan FILE --ranks N` calculates its memory and communication instead.
+
 With `recovery: in_process` trainer.recovery.supervisor takes the place of torchrun.
 
 The environment and the configuration are validated before torch is imported.
@@ -39,6 +41,14 @@ def _run(
 
 def main() -> int:
     """Run the program. Returns 0 on success, 1 if the job fails and 2 for a user error."""
+    if sys.argv[1:2] == ["plan"]:
+        from trainer.plan.command import main as plan
+
+        try:
+            return plan(sys.argv[2:])
+        except InputError as input_error:
+            print(input_error, file=sys.stderr)
+            return 2
     parser = argparse.ArgumentParser(prog="trainer", description="Train a model, standalone or under torchrun.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file of a TrainerConfig")
     arguments = parser.parse_args()
@@ -49,6 +59,8 @@ def main() -> int:
         environment = Environment.read(os.environ)
         config = load_config(arguments.config, environment.world_size, environment.local_world_size)
 
+        # The GPU allocator's segments grow, so that changing sizes leave no gaps. Read when CUDA is initialized.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from trainer.loop import train

@@ -1,0 +1,111 @@
+"""The command `python -m trainer plan`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.plan import SETTINGS, preset_job, stack_jobs
+from tests.trainer.conftest import ROOT
+from trainer.plan.candidates import smaller_configurations
+from trainer.plan.command import GIB, PlannedJob, fits, plan_job
+from trainyard.config.training import TrainerConfig
+
+STACK_JOBS = dict(stack_jobs())
+# Peak of a rank, GiB; those of the 80 GB GPUs. Update a value when the trainer needs less.
+BUDGETS = {
+    ("1b", 8): 26.0,
+    ("1b", 64): 26.0,
+    ("1b", 512): 26.0,
+    ("8b", 8): 46.0,
+    ("8b", 64): 46.0,
+    ("8b", 512): 46.0,
+    ("70b", 64): 30.0,
+    ("70b", 512): 60.0,
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer", "plan", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    settings = {"model": {"dim": 64, "layers": 2}, "batch_size": 64, "micro_batch_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    return tmp_path / "config.json"
+
+
+def test_table_has_memory_and_collectives(file: Path) -> None:
+    process = run(str(file), "--ranks", "4", "--no-compile")
+    assert process.returncode == 0, process.stderr
+    for text in ("parameters", "optimizer", "all_reduce (replicate)", "1 micro-batches per step"):
+        assert text in process.stdout
+
+
+def test_a_job_that_does_not_fit_is_refused_with_a_change_that_does(file: Path) -> None:
+    process = run(str(file), "--ranks", "4", "--gpu-memory-gib", "0.02", "--json", "--no-compile")
+    assert process.returncode == 2
+    assert json.loads(process.stdout)["fits"] is False
+    *_, message = process.stderr.splitlines()
+    assert "micro_batch_size 16 -> " in message
+    assert "GiB" in message
+
+
+def test_unknown_key_is_refused(file: Path) -> None:
+    file.write_text('{"step": 3}')
+    process = run(str(file), "--ranks", "4")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "step" in process.stderr
+
+
+def test_a_stack_with_a_job_of_the_user_is_refused() -> None:
+    process = run("stacks/Pulumi.custom-job.yaml")
+    assert process.returncode == 2
+    assert "job.train" in process.stderr
+
+
+def test_changes_are_cumulative_and_the_cheapest_first() -> None:
+    config = TrainerConfig.model_validate({"batch_size": 64, "micro_batch_size": 4, "model": {"kv_heads": 4}})
+    candidates = list(smaller_configurations(config, 8, 8))
+    first, *_, last = (changes for _, changes in candidates)
+    assert first == ["parallel.data ddp -> fsdp"]
+    assert last == [
+        "parallel.data ddp -> fsdp",
+        "micro_batch_size 4 -> 1",
+        "memory.activation_checkpointing none -> full",
+        "parallel.tensor 1 -> 4",
+    ]
+    assert all(not config.problems(8, 8) for config, _ in candidates)
+
+
+def check(job: PlannedJob, budget_gib: float) -> None:
+    plans = plan_job(job)
+    assert fits(job, plans)
+    assert max(plan.peak_bytes for plan in plans) / GIB <= budget_gib, [dict(plan.memory) for plan in plans]
+
+
+@pytest.mark.slow  # 15 to 60 s each
+@pytest.mark.parametrize("case", SETTINGS, ids=lambda case: f"{case[0]} on {case[1]}")
+def test_preset_needs_no_more_memory_than_its_budget(case: tuple[str, int]) -> None:
+    check(preset_job(*case), BUDGETS[case])
+
+
+@pytest.mark.slow  # 15 s each
+@pytest.mark.parametrize("stack", STACK_JOBS)
+def test_gpu_stack_fits_its_gpus(stack: str) -> None:
+    job: Any = STACK_JOBS[stack]
+    check(job, job.usable_bytes / GIB)
+
+
+@pytest.mark.slow
+def test_70b_does_not_fit_8_gpus_of_141_gb() -> None:
+    """16 bytes for each of 70.6 billion parameters are 1,129 GB."""
+    settings = {"model": {"preset": "70b"}, "batch_size": 8, "micro_batch_size": 1, "parallel": {"tensor": 8}}
+    config = TrainerConfig.model_validate({**settings, "memory": {"activation_checkpointing": "full"}})
+    job = PlannedJob(config=config, ranks=8, per_node=8, gpu_gib=141.0, compiled=True)
+    assert not fits(job, plan_job(job))

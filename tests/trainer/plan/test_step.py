@@ -1,0 +1,123 @@
+"""Memory and collectives of planned ranks. Each is planned in a new process, which takes some seconds."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import TINY
+from trainer.plan.collectives import Operation
+from trainer.plan.step import RankPlan, plan_rank
+from trainyard.config.training import TrainerConfig
+
+MODEL = {"dim": 64, "layers": 4, "heads": 4, "kv_heads": 2, "intermediate_size": 128, "vocabulary": 512}
+UNITS = 4 + 2  # of fully_shard: blocks, embedding, and norm with head
+BYTES = 4 * TrainerConfig.model_validate({"model": MODEL}).model.parameters  # type: ignore[union-attr]
+
+
+def config(**changes: Any) -> TrainerConfig:
+    return TrainerConfig.model_validate({**TINY, "model": MODEL, "batch_size": 32, "micro_batch_size": 1, **changes})
+
+
+def plan(ranks: int, rank: int = 0, *, compiled: bool = False, **changes: Any) -> RankPlan:
+    configured = config(**changes)
+    assert configured.problems(ranks, 8) == []
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(plan_rank, configured, ranks, 8, rank, compiled=compiled).result(100)
+
+
+def counts(planned: RankPlan) -> dict[tuple[str, str], int]:
+    return {(each.name, each.group): total.count for each, total in planned.collectives.items()}
+
+
+@pytest.fixture(scope="module")
+def sharded() -> RankPlan:
+    """A rank of eight with fsdp, with four micro-batches per step."""
+    return plan(8, parallel={"data": "fsdp"})
+
+
+def test_state_is_sharded(sharded: RankPlan) -> None:
+    assert sharded.memory["parameters"] == pytest.approx(BYTES / 8, rel=0.01)
+    assert sharded.memory["optimizer"] == pytest.approx(2 * BYTES / 8, rel=0.01)
+
+
+def test_whole_gradients_exist_of_few_blocks_only(sharded: RankPlan) -> None:
+    """Each micro-batch scatters them."""
+    assert sharded.memory["gradients"] < BYTES / 2
+
+
+@pytest.mark.slow
+def test_whole_gradients_are_accumulated_if_they_are_reduced_per_step() -> None:
+    planned = plan(8, parallel={"data": "fsdp", "reduce_per_step": True})
+    assert planned.memory["gradients"] >= BYTES
+    assert counts(planned)["reduce_scatter", "shard"] == UNITS
+
+
+def test_collectives_of_all_micro_batches_are_counted(sharded: RankPlan) -> None:
+    """A unit is gathered for the forward and the backward pass; norm and head, where both meet, only once."""
+    assert counts(sharded)["reduce_scatter", "shard"] == 4 * UNITS
+    assert counts(sharded)["all_gather", "shard"] == 4 * (2 * UNITS - 1)
+    scattered = sharded.collectives[Operation("reduce_scatter", "shard", 8)]
+    assert scattered.bytes == pytest.approx(4 * BYTES, rel=0.01)
+
+
+def test_replicas_are_reduced_once_per_step() -> None:
+    planned = plan(16, parallel={"data": "hsdp"})
+    assert counts(planned)["all_reduce", "replicate"] == UNITS
+
+
+def test_ddp_reduces_all_gradients_once_per_step() -> None:
+    planned = plan(4, parallel={"data": "ddp"})
+    (total,) = (total for each, total in planned.collectives.items() if each.group == "replicate")
+    assert total.bytes == BYTES
+    assert planned.memory["gradients"] == pytest.approx(BYTES, rel=0.01)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_have_a_part_of_each_block() -> None:
+    planned = plan(4, parallel={"tensor": 4}, model={**MODEL, "kv_heads": 4})
+    assert planned.memory["parameters"] < 0.3 * BYTES
+    assert {("all_gather", "tensor"), ("reduce_scatter", "tensor")} <= counts(planned).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_pipeline_stages_have_their_blocks_only(rank: int) -> None:
+    planned = plan(2, rank, parallel={"pipeline": 2})
+    assert 0.4 * BYTES < planned.memory["parameters"] < 0.6 * BYTES
+    assert counts(planned)["send", "pipeline"] == 32
+
+
+@pytest.mark.slow
+def test_traced_blocks_save_less_for_the_backward_pass() -> None:
+    model = {**MODEL, "sequence_length": 512}
+    eager, traced = (
+        plan(1, compiled=compiled, model=model, micro_batch_size=4).memory["activations"] for compiled in (False, True)
+    )
+    assert traced < 0.9 * eager
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_activation_checkpointing_reduces_activations(compiled: bool) -> None:
+    activations = [
+        plan(
+            1,
+            compiled=compiled,
+            model={**MODEL, "layers": 8, "sequence_length": 512},
+            micro_batch_size=4,
+            memory={"activation_checkpointing": mode},
+        ).memory["activations"]
+        for mode in ("none", "selective", "full")
+    ]
+    assert activations == sorted(activations, reverse=True)
+    assert activations[2] < 0.5 * activations[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [{"kind": "hugging_face", "preset": "gpt2"}, {"kind": "images", "image_size": 64}])
+def test_other_models_are_planned(model: dict[str, Any]) -> None:
+    planned = plan(2, model=model)
+    assert planned.memory["parameters"] > 0
+    assert planned.memory["optimizer"] == pytest.approx(2 * planned.memory["parameters"], rel=0.01)

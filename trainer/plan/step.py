@@ -1,0 +1,236 @@
+"""Runs training steps of one rank with tensors without data, and returns their memory and collective operations."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainer.distributed import DistributedContext, build_context
+from trainer.models import Model, build, loss
+from trainer.optimizer import build_optimizer
+from trainer.parallelism import build_forward_backward, parallelize, replicate
+from trainer.parallelism.forward_backward import Batch
+from trainer.parallelism.gradients import global_gradient_norm, scale_gradients
+from trainer.parallelism.parallelize import checkpoint_policy
+from trainer.plan.collectives import CollectiveCounter, Total, Totals, add
+from trainer.plan.compiled import trace_blocks
+from trainer.plan.memory import Category, MemoryRecorder, tensors_of
+from trainer.precision import Precision
+from trainer.telemetry.timing import StepTimer
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig, ImageModelConfig
+
+_STEPS = 2  # the first allocates the optimizer's state
+_MICRO_BATCHES = 3  # of a step; those between the first and the last are equal
+# Sizes of DistributedDataParallel's buckets, the first and the others, bytes (torch 2.15, nn/parallel/distributed.py).
+_BUCKETS = [2**20, 25 * 2**20]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """Memory and communication of one rank. `memory`: bytes of each category at the peak of a step."""
+
+    rank: int
+    memory: Mapping[Category, int]
+    collectives: Totals  # of one step
+
+    @property
+    def peak_bytes(self) -> int:
+        """Largest sum of the sizes of all tensors."""
+        return sum(self.memory.values())
+
+
+def plan_rank(config: TrainerConfig, world_size: int, per_node: int, rank: int, *, compiled: bool) -> RankPlan:
+    """Plan one rank of `world_size`, `per_node` on each node. `compiled`: whether torch.compile compiles the blocks.
+
+    It must be the first of its process, because DTensor caches process groups. Raises InputError if the model cannot be
+    built.
+    """
+    with _fake_process_group(rank, world_size), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about operations that a GPU does not run
+        world = dist.group.WORLD
+        assert world is not None, "it is initialized"
+        context = build_context(config, world_size, per_node, torch.device("cpu"), world)
+        model = build(config, context.pipeline_stage)
+        steps = _Steps(config, context, compiled=compiled)
+        with _as_on_gpus(), FakeTensorMode(allow_non_fake_inputs=True), steps.recorder:
+            collectives = steps.run(model)
+        return RankPlan(rank=rank, memory=steps.recorder.peak(), collectives=collectives)
+
+
+class _Steps:
+    """Steps of one rank, which call the functions of the training loop."""
+
+    def __init__(self, config: TrainerConfig, context: DistributedContext, *, compiled: bool) -> None:
+        # Only the built-in decoder's blocks can be traced.
+        self._config, self._compiled = config, compiled and isinstance(config.model, DecoderConfig)
+        self._accumulation = count = context.layout.accumulation
+        simulated = min(count, _MICRO_BATCHES) if context.layout.pipeline == 1 else count
+        self._context = replace(context, layout=replace(context.layout, accumulation=simulated))
+        self._counter = CollectiveCounter(_group_names(context))
+        self._micro_batches: list[Totals] = []  # collectives of each; those of the optimizer are in the last
+        self._vocabulary: int | None = None  # columns of the logits on this rank
+        self.recorder = MemoryRecorder(self._observe)
+
+    def run(self, model: Model) -> Totals:
+        """Run the steps; return the collectives of one."""
+        context, precision = self._context, Precision(self._config, self._context.device)
+        self._vocabulary = model.vocabulary // context.layout.tensor
+        config = self._parallelize(model, precision)
+        module = replicate(model, config, context) if config.parallel.sharded else model.module
+        parameters = list(model.module.parameters())
+        self.recorder.label(parameters, "parameters")
+        self.recorder.label(model.module.buffers(), "buffers")
+        optimizer = build_optimizer(parameters, config.optimizer)
+        forward_backward = build_forward_backward(module, config, context, precision)
+        for _ in range(_STEPS):
+            self._micro_batches.clear()
+            self._counter.take()
+            forward_backward.compute_gradients(self._batches(), StepTimer(context.device))
+            self.recorder.label((parameter.grad for parameter in parameters), "gradients")
+            if context.data_group is not None and not config.parallel.sharded:
+                self._count_ddp(parameters, context.data_group)
+            with self.recorder.allocating("optimizer"):
+                global_gradient_norm(parameters, context.pipeline_group)
+                scale_gradients(parameters, 0.5)
+                optimizer.step()
+            self.recorder.label(optimizer.state.values(), "optimizer")
+            optimizer.zero_grad()
+            self._micro_batches.append(self._counter.take())
+        return self._whole_step()
+
+    def _whole_step(self) -> Totals:
+        """Return the collectives of a step, with those of the micro-batches that were not simulated."""
+        skipped = self._accumulation - self._context.layout.accumulation
+        if not skipped:
+            return add(*self._micro_batches)
+        repeated = {operation: total.times(skipped) for operation, total in self._micro_batches[1].items()}
+        return add(*self._micro_batches, repeated)
+
+    def _parallelize(self, model: Model, precision: Precision) -> TrainerConfig:
+        """Parallelize the model; return the configuration without what the traced blocks do themselves."""
+        checkpointing = self._config.memory.activation_checkpointing
+        changes: dict[str, Any] = {"compile": False}
+        if self._compiled:
+            changes["activation_checkpointing"] = "none"
+        memory = self._config.memory.model_copy(update=changes)
+        config = self._config.model_copy(update={"memory": memory})
+        parallelize(_without_data(model), config, self._context, precision)
+        if self._compiled:
+            trace_blocks(model.blocks.values(), checkpoint_policy(checkpointing))
+        return config
+
+    def _batches(self) -> Iterator[Batch]:
+        model, size = self._config.model, self._config.micro_batch_size
+        while True:
+            if isinstance(model, ImageModelConfig):
+                yield torch.empty(size, 3, model.image_size, model.image_size), torch.empty(size, dtype=torch.int64)
+            else:
+                tokens = torch.empty(size, model.sequence_length, dtype=torch.int64)
+                yield tokens, torch.empty_like(tokens)
+            self._micro_batches.append(self._counter.take())
+
+    def _count_ddp(self, parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
+        """Count the operations of DistributedDataParallel, which does not run without data: one for each bucket."""
+        size, buckets, limit = 0, 1, 0
+        for parameter in reversed(parameters):
+            size += (change := parameter.numel() * parameter.element_size())
+            limit += change
+            if limit >= _BUCKETS[min(buckets, len(_BUCKETS)) - 1]:
+                buckets, limit = buckets + 1, 0
+        total = Total(buckets if limit else buckets - 1, size)
+        self._counter.count("all_reduce", group.group_name, total)
+
+    def _observe(self, function: Any, values: Any) -> None:
+        """Count collectives, and assign categories to the tensors of an operation. `values`: arguments and result."""
+        self._counter.observe(function, values)
+        if category := _CATEGORIES.get(function._opname):
+            self._relabel(values, category)
+        for tensor in tensors_of(values[-1]):
+            if tensor.dim() > 1 and tensor.size(-1) == self._vocabulary and tensor.is_floating_point():
+                self._relabel([tensor], "logits")
+        if function._opname == "_to_copy" and self.recorder.category_of(values[0]) == "parameters":
+            self._relabel([values[-1]], "gathered")
+
+    def _relabel(self, tensors: Any, category: Category) -> None:
+        """Assign a category to those tensors that have none other than activations."""
+        changed = (each for each in tensors_of(tensors) if self.recorder.category_of(each) == "activations")
+        self.recorder.label(changed, category)
+
+
+# Operations of fully_shard -> the category of their arguments and results.
+_CATEGORIES: Mapping[str, Category] = {
+    "all_gather_copy_in": "gathered",
+    "_allgather_base_": "gathered",
+    "split_with_sizes_copy": "gathered",
+    "chunk_cat": "gradients",
+    "chunk_cat_mixed_dtype": "gradients",
+    "_reduce_scatter_base_": "gradients",
+}
+
+
+@contextmanager
+def _fake_process_group(rank: int, world_size: int) -> Iterator[None]:
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _as_on_gpus() -> Iterator[None]:
+    """Let the loss run as on GPUs, and fully_shard combine device meshes, which have values, without fake tensors.
+
+    The tensors are on the CPU, because torch runs no backward pass of fake tensors on a GPU that does not exist.
+    """
+    concatenate = DeviceMesh._concatenate
+
+    def combine(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with _disable_current_modes():
+            return concatenate(meshes)
+
+    with (
+        patch.object(DeviceMesh, "_concatenate", staticmethod(combine)),
+        patch.object(loss, "MIXED_PRODUCT_DEVICES", {"cpu"}),
+        patch.object(loss, "_eager", lambda: (_fused_statistics, _fused_gradient)),
+    ):
+        yield
+
+
+def _fused_statistics(logits: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate what the compiled function of the loss allocates: its results."""
+    return logits.new_empty(len(logits), dtype=torch.float32), logits.new_empty(len(logits), dtype=torch.float32)
+
+
+def _fused_gradient(logits: Tensor, *_: Tensor) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _group_names(context: DistributedContext) -> dict[str, tuple[str, int]]:
+    """Return the name of each process group in torch -> its dimensions and its number of ranks."""
+    groups = {"all": context.checkpoint_group, "data": context.data_group}
+    groups |= {name: context.group(name) for name in context.mesh.mesh_dim_names or ()}
+    return {group.group_name: (name, group.size()) for name, group in groups.items() if group is not None}
+
+
+def _without_data(model: Model) -> Model:
+    """Return a model whose parameters have no data. `parallelize` allocates them."""
+    if model.initialize is not None:
+        return model
+    replaced: dict[int, nn.Parameter] = {}  # two names may share a parameter
+    for module in model.module.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[key] = replaced.setdefault(id(parameter), nn.Parameter(parameter.to("meta")))
+    return replace(model, initialize=lambda _name, _module: None)
