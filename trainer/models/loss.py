@@ -159,9 +159,9 @@ def _compiled() -> _Functions:
 
 def _combine(log_sum: Tensor, target_logit: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Combine the statistics of the columns of all ranks, with one collective."""
-    mine = torch.stack([log_sum, target_logit])
-    gathered = mine.new_empty(group.size() * 2, mine.size(1))
-    dist.all_gather_into_tensor(gathered, mine, group)
+    own = torch.stack([log_sum, target_logit])
+    gathered = own.new_empty(group.size() * 2, own.size(1))
+    dist.all_gather_into_tensor(gathered, own, group)
     return gathered[0::2].logsumexp(0), gathered[1::2].sum(0)
 
 

@@ -89,11 +89,11 @@ def main(arguments: Sequence[str]) -> int:
         f"a rank needs {_peak_gib(plans):.1f} GiB, and a GPU of {job.gpu_gib:.1f} GiB has"
         f" {job.usable_bytes / GIB:.1f} GiB for tensors ({RESERVED:.0%} are left for CUDA, NCCL and fragmentation)"
     )
-    found = find_smaller(job)
-    if found is None:
+    smaller = find_smaller(job)
+    if smaller is None:
         fix = "Use more ranks, or GPUs with more memory: no change of the memory settings is sufficient"
     else:
-        fix = f"Change {found[0]}: {_peak_gib(found[1]):.1f} GiB"
+        fix = f"Change {smaller[0]}: {_peak_gib(smaller[1]):.1f} GiB"
     raise InputError([Problem("config", str(options.config), reason, fix, "plan_exceeds_gpu_memory")])
 
 

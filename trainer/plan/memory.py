@@ -24,7 +24,7 @@ Observer = Callable[[Any, Any], None]
 class MemoryRecorder(TorchDispatchMode):
     """Records when the storage of each tensor is allocated, resized and freed, while the mode is active.
 
-    A storage has the category of `category` when it was allocated, unless `label` assigns another one, which also
+    A storage has the category of `category` when it was allocated, unless `label` assigns another category, which also
     applies to the time before. `observe` is called with each operation, and with a list of its arguments and its
     result. Fragmentation of an allocator and workspaces of libraries are not recorded.
     """
