@@ -1,7 +1,7 @@
 """Set up torch.distributed: this process's device, the process groups and the device mesh."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +39,7 @@ class DistributedContext:
     checkpoint_group: dist.ProcessGroup  # all ranks, on the CPU, with a long timeout
     # The data-parallel ranks: same pipeline stage, same part of each tensor; None if there is only this rank.
     data_group: dist.ProcessGroup | None
+    control_group: dist.ProcessGroup  # all ranks, on the CPU, for the training thread
 
     @property
     def rank(self) -> int:
@@ -137,9 +138,8 @@ def init_distributed(
         if initialize:
             _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds), store)
         with _limited_creation() if store is not None else nullcontext():
-            group = _create_checkpoint_group(config)
             sizes = environment.world_size, environment.local_world_size
-            context = build_context(config, *sizes, device, group)
+            context = build_context(config, *sizes, device, _create_cpu_group)
         yield context
     finally:
         if initialize and dist.is_initialized():  # also if a lost peer has interrupted the initialization
@@ -179,19 +179,29 @@ def _limited_creation() -> Iterator[None]:
         distributed_c10d.default_pg_timeout = default
 
 
-def _create_checkpoint_group(config: TrainerConfig) -> dist.ProcessGroup:
-    """Create the group of checkpoints and exports, with a long timeout: a write by one rank takes long."""
-    longest_seconds = max(EXPORT_TIMEOUT_SECONDS, config.timeouts.longest_seconds)
+def _create_cpu_group(timeout: timedelta) -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=distributed_c10d.default_pg_timeout)
     assert isinstance(group, dist.ProcessGroup), "every rank is in the group"
-    dist.set_timeout(process_group_timeout(longest_seconds), group)
+    dist.set_timeout(timeout, group)
     return group
 
 
 def build_context(
-    config: TrainerConfig, world_size: int, per_node: int, device: torch.device, checkpoint_group: dist.ProcessGroup
+    config: TrainerConfig,
+    world_size: int,
+    per_node: int,
+    device: torch.device,
+    create_cpu_group: Callable[[timedelta], dist.ProcessGroup],
 ) -> DistributedContext:
-    """Create the device mesh and its process groups. torch's default process group is initialized."""
+    """Create the device mesh and its process groups. torch's default process group is initialized.
+
+    `create_cpu_group`: returns a group of all ranks for tensors on the CPU, with a timeout.
+    """
+    longest_seconds = config.timeouts.longest_seconds
+    timeout = process_group_timeout(longest_seconds)
+    # For checkpoints and exports: a write by one rank takes long.
+    checkpoint_group = create_cpu_group(process_group_timeout(max(EXPORT_TIMEOUT_SECONDS, longest_seconds)))
+    control_group = create_cpu_group(timeout)
     layout = config.layout(world_size, per_node)
     sizes = {name: getattr(layout, name) for name in DIMENSIONS}
     # A process group costs memory and time. fully_shard needs the dimension `shard`, also with one rank.
@@ -205,7 +215,12 @@ def build_context(
         groups.append(data_group := mesh[data]._flatten("data").get_group())
     for group in groups:  # a mesh creates groups with torch's default of 30 minutes
         if group is not dist.group.WORLD:
-            dist.set_timeout(process_group_timeout(config.timeouts.longest_seconds), group)
+            dist.set_timeout(timeout, group)
     return DistributedContext(
-        device=device, layout=layout, mesh=mesh, checkpoint_group=checkpoint_group, data_group=data_group
+        device=device,
+        layout=layout,
+        mesh=mesh,
+        checkpoint_group=checkpoint_group,
+        data_group=data_group,
+        control_group=control_group,
     )

@@ -3,9 +3,6 @@
 import signal
 from types import FrameType
 
-import torch
-from torch import Tensor
-
 from trainer.settings import Environment
 
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -33,11 +30,10 @@ class JobRequests:
         """Whether this rank has received a termination signal."""
         return self._termination_requested
 
-    def as_tensor(self, device: torch.device) -> Tensor:
-        """Return (2,): 1 or 0 for a requested checkpoint and for requested termination, to be summed over ranks."""
-        # A request whose checkpoint is in progress does not count again.
-        save = self._termination_requested or (self._requested_uri is None and self._request_file.exists())
-        return torch.tensor([float(save), float(self._termination_requested)], device=device)
+    @property
+    def is_save_requested(self) -> bool:
+        """Whether this rank has received a request for a checkpoint that is not in progress."""
+        return self._termination_requested or (self._requested_uri is None and self._request_file.exists())
 
     def checkpoint_started(self, uri: str, *, requested: bool) -> None:
         """Record that a save to `uri` has started, and whether it was requested."""

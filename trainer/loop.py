@@ -25,11 +25,12 @@ from trainer.job_requests import JobRequests
 from trainer.optimizer import build_optimizer, learning_rate
 from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
-from trainer.parallelism.gradients import global_gradient_norm, scale_gradients
+from trainer.parallelism.gradients import global_gradient_norm
 from trainer.recovery.agreement import NO_STATE
 from trainer.recovery.members import Members
-from trainer.session import Session, StepOutcome, open_session, seed_step
+from trainer.session import Session, open_session, seed_step
 from trainer.settings import Environment
+from trainer.step import Limits, StartedStep, StepFlags, StepOutcome, copy_to_host, update_weights
 from trainer.telemetry.metrics import Metrics, require_finite
 from trainer.telemetry.profiling import Profiler
 from trainer.telemetry.progress_file import ProgressFile
@@ -176,7 +177,8 @@ def _train(
                 yield batch
                 watchdog.report_phase(progress.step + 1, "data", timeouts.data_seconds)
 
-        def compute_step() -> StepOutcome:
+        def start_step() -> StartedStep:
+            """Start a step on the device; wait for other ranks, but not for the device."""
             step = progress.step + 1
             report_training()
             if config.recovery == "in_process":
@@ -187,99 +189,117 @@ def _train(
                     group["lr"] = lr
 
                 loss = forward_backward.compute_gradients(batches, timer)
+                own_flags = {
+                    "is_termination_requested": requests.is_termination_requested,
+                    "is_save_requested": requests.is_save_requested,
+                    "is_save_due": checkpoints.is_due(step),
+                    "is_save_retried": checkpoints.is_retrying,
+                    "is_copy_due": checkpoints.is_copy_due(step),
+                    "is_copying": checkpoints.is_copying,
+                }
+                flags = StepFlags.of_all_ranks(own_flags, distributed.control_group)
                 with timer.phase("optimizer"):
-                    norm = global_gradient_norm(parameters, distributed.pipeline_group)
-                    # The requests, due saves and repeated saves of all ranks are summed with the loss, so that all
-                    # ranks act on them at the same step.
-                    flags = (checkpoints.is_due(step), checkpoints.is_retrying)
-                    copies = (checkpoints.is_copy_due(step), checkpoints.is_copying)
-                    saves = torch.tensor([*flags, *copies], dtype=torch.float32)
-                    sums = torch.cat([loss.reshape(1), requests.as_tensor(device), saves.to(device)])
-                    dist.all_reduce(sums)
-                    values = torch.cat([sums, norm.reshape(1)]).tolist()
-                    loss_sum, save_requested, termination_requested, save_due, retrying_ranks, *rest = values
-                    copy_due, copying_ranks, scaled_norm = rest
-                mean_loss, gradient_norm = loss_sum / layout.loss_ranks, scaled_norm / loss_scale.value
-                is_finite = math.isfinite(mean_loss) and math.isfinite(gradient_norm)
-                # A loss scale that is too large makes gradients infinite, never the loss.
-                if not (is_finite or (math.isfinite(mean_loss) and loss_scale.can_skip_step)):
-                    require_finite(step, mean_loss, gradient_norm, lr)
+                    norm = global_gradient_norm(parameters, distributed.pipeline_group) / loss_scale.value
+                    dist.all_reduce(loss)
+                    loss = loss / layout.loss_ranks
+                read_figures = copy_to_host(torch.stack([loss, norm]))
 
                 report_save()
                 checkpoints.wait_for_staging()
                 report_training()
                 with timer.phase("optimizer"):
-                    if is_finite:
-                        clipping = min(1.0, config.optimizer.clip_norm / (gradient_norm + 1e-6))
-                        scale_gradients(parameters, clipping / loss_scale.value)
-                        optimizer.step()
+                    limits = Limits(clip_norm=config.optimizer.clip_norm, loss_scale=loss_scale.value)
+                    update_weights(optimizer, parameters, loss, norm, limits)
                     optimizer.zero_grad()
-                phase_seconds = timer.read()
                 if profiler.is_tracing:
                     watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
-            step_seconds = time.perf_counter() - step_started_at
-            step_limit.record(step_seconds)
-            busy_seconds = max(0.0, step_seconds - timer.waiting_seconds) if forward_backward.measures_waiting else None
-            progress_file.write(step, step_seconds, busy_seconds)
-
-            session.outcome = StepOutcome(
+            progress.advance(config.batch_size)
+            return StartedStep(
+                step=step,
+                consumed=progress.consumed,
+                flags=flags,
                 learning_rate=lr,
-                gradient_norm=gradient_norm if is_finite else None,
-                loss_scale=loss_scale.value if loss_scale.enabled else None,
-                step_seconds=step_seconds,
-                phase_seconds=phase_seconds,
-                is_termination_requested=bool(termination_requested),
-                is_save_requested=bool(save_requested),
-                is_save_due=bool(save_due),
-                is_save_retried=bool(retrying_ranks),
-                is_copy_due=bool(copy_due and not copying_ranks),
+                read_figures=read_figures,
+                read_times=timer.finish(),
             )
-            progress.advance(config.batch_size, mean_loss)
+
+        def complete_step(started: StartedStep) -> StepOutcome:
+            """Wait until the device has completed a step. Raises FloatingPointError if the loss is not finite."""
+            loss, norm = started.read_figures()
+            is_finite = math.isfinite(loss) and math.isfinite(norm)
+            # A loss scale that is too large makes gradients infinite, never the loss.
+            if not (is_finite or (math.isfinite(loss) and loss_scale.can_skip_step)):
+                require_finite(started.step, loss, norm, started.learning_rate)
+            times = started.read_times()
+            step_limit.record(times.step)
+            busy_seconds = max(0.0, times.step - times.waiting) if forward_backward.measures_waiting else None
+            progress_file.write(started.step, times.step, busy_seconds)
+            progress.record_loss(started.step, loss)
+            session.outcome = StepOutcome(
+                step=started.step,
+                consumed=started.consumed,
+                flags=started.flags,
+                loss=loss,
+                gradient_norm=norm if is_finite else None,
+                learning_rate=started.learning_rate,
+                loss_scale=loss_scale.value if loss_scale.enabled else None,
+                step_seconds=times.step,
+                phase_seconds=times.phases,
+            )
             loss_scale.update(finite=is_finite)
             return session.outcome
 
-        validation_loss: float | None = None
-        is_save_due = session.is_saving
-        outcome = session.outcome  # of the last step before a recovery: what follows a step is repeated
-
-        collect_garbage = stack.enter_context(collect_by_step())
-        batches = watched(data.train_batches(progress.consumed))
-        step_started_at = time.perf_counter()
-        while outcome is not None or progress.step < config.steps:
-            if outcome is None:
-                outcome = compute_step()
-            step, is_last = progress.step, progress.step == config.steps
-            save_requested, termination_requested = outcome.is_save_requested, outcome.is_termination_requested
-            validation_loss = None
-            if is_last or step % config.evaluation.interval_steps == 0:
-                validation_loss = evaluate()
-                if validation_loss is None:
-                    save_requested = termination_requested = True
-            step_started_at = time.perf_counter()  # metrics and the checkpoint count as time of the next step
-            if metrics and session.recorded_step < step:
+        def record_metrics(outcome: StepOutcome, validation_loss: float | None = None) -> None:
+            if metrics and session.recorded_step < outcome.step:
                 metrics.record_step(
-                    progress,
+                    outcome,
                     validation_loss=validation_loss,
-                    learning_rate=outcome.learning_rate,
-                    gradient_norm=outcome.gradient_norm,
-                    loss_scale=outcome.loss_scale,
-                    skipped=outcome.gradient_norm is None,
-                    step_seconds=outcome.step_seconds,
-                    phase_seconds=outcome.phase_seconds,
                     checkpoint_seconds=checkpoints.pop_stall_seconds(),
                     failed_checkpoints=checkpoints.failed_saves,
                 )
-                session.recorded_step = step
+                session.recorded_step = outcome.step
+
+        # A GPU computes the next step while the host reads the figures of the previous one.
+        reads_later = reads_figures_later(config, device)
+        validation_loss: float | None = None
+        is_save_due = session.is_saving
+        outcome = session.outcome  # of the last step before a recovery: what follows a step is repeated
+        unread: StartedStep | None = None
+
+        collect_garbage = stack.enter_context(collect_by_step())
+        batches = watched(data.train_batches(progress.consumed))
+        timer.start()
+        while outcome is not None or progress.step < config.steps:
+            if outcome is None:
+                started = start_step()
+                if unread is not None:
+                    record_metrics(complete_step(unread))
+                flags, unread = started.flags, started
+            else:
+                flags = outcome.flags
+            step, is_last = progress.step, progress.step == config.steps
+            is_evaluated = is_last or step % config.evaluation.interval_steps == 0
+            if unread is not None and (not reads_later or is_evaluated or flags.need_figures):
+                outcome, unread = complete_step(unread), None
+            save_requested, termination_requested = flags.is_save_requested, flags.is_termination_requested
+            validation_loss = None
+            if is_evaluated:
+                validation_loss = evaluate()
+                if validation_loss is None:
+                    save_requested = termination_requested = True
+            timer.start()  # metrics and the checkpoint count as time of the next step
+            if outcome is not None:
+                record_metrics(outcome, validation_loss)
 
             is_final = is_last or termination_requested
-            is_save_due = is_save_due or save_requested or outcome.is_save_due
+            is_save_due = is_save_due or save_requested or flags.is_save_due
             # In an outage of the storage, training does not wait for the save that is repeated.
-            if is_final or (is_save_due and not outcome.is_save_retried):
+            if is_final or (is_save_due and not flags.is_save_retried):
                 is_save_due, session.is_saving = False, True
                 report_save()
                 average_buffers(model.module, distributed)
                 requests.checkpoint_started(checkpoints.save(state), requested=save_requested)
-            if outcome.is_copy_due and not is_final:
+            if flags.is_copy_due and not flags.is_copying and not is_final:
                 checkpoints.copy(state)
             for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
                 requests.checkpoint_saved(uri)
@@ -324,6 +344,14 @@ def _train(
                 run_results = run_results.model_copy(update={"exports": exports})
                 session.results.write("results.json", run_results.model_dump_json(indent=1).encode())
             _log.info("done: loss %.4f -> %.4f", progress.first_loss, progress.last_loss)
+
+
+def reads_figures_later(config: TrainerConfig, device: torch.device) -> bool:
+    """Whether loss and norm of a step are read during the next step, so that a GPU does not wait for the host.
+
+    A loss scale depends on the figures of the previous step, and a recovery in process repeats what follows a step.
+    """
+    return device.type == "cuda" and config.precision != "fp16" and config.recovery == "restart"
 
 
 def require_remaining_steps(uri: str, completed: int, steps: int) -> None:

@@ -1,7 +1,6 @@
 """The part of a job that is independent of process groups, and remains when a lost rank is replaced."""
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,26 +17,11 @@ from trainer.precision import Precision
 from trainer.recovery.agreement import Agreement, RecoveryError
 from trainer.recovery.state_transfer import transfer_state
 from trainer.settings import Environment
+from trainer.step import StepOutcome
 from trainer.storage import Storage, open_storage
 from trainer.telemetry.metrics import Metrics
 from trainyard.config.training import TrainerConfig
 from trainyard.models.failure_messages import PEER_LOST
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOutcome:
-    """The result of a step whose weights are updated. Evaluation, metrics and checkpoint of the step may follow."""
-
-    learning_rate: float
-    gradient_norm: float | None  # None if it is not finite
-    loss_scale: float | None
-    step_seconds: float
-    phase_seconds: Mapping[str, float]
-    is_termination_requested: bool
-    is_save_requested: bool
-    is_save_due: bool
-    is_save_retried: bool  # on any rank
-    is_copy_due: bool  # in host memory
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobRequests:
 
 
 def is_requested(requests: JobRequests) -> bool:
-    return bool(requests.as_tensor(CPU)[0])
+    return requests.is_save_requested
 
 
 def test_request_counts_until_its_checkpoint_is_in_progress(requests: JobRequests) -> None:

@@ -25,12 +25,15 @@ class Progress:
     first_loss: float = float("nan")
     last_loss: float = float("nan")
 
-    def advance(self, samples: int, loss: float) -> None:
-        """Count one more step, with this number of samples and this loss."""
+    def advance(self, samples: int) -> None:
+        """Count one more step, with this number of samples."""
         self.step += 1
         self.consumed += samples
+
+    def record_loss(self, step: int, loss: float) -> None:
+        """Record the loss of the newest step whose loss is known."""
         self.last_loss = loss
-        if self.step == 1:
+        if step == 1:
             self.first_loss = loss
 
 

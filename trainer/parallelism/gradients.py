@@ -32,10 +32,8 @@ def global_gradient_norm(parameters: Iterable[nn.Parameter], pipeline_group: dis
     return total.sqrt()
 
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply all gradients by `factor`; each rank scales its local part."""
-    if factor == 1:
-        return
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
+    """Multiply all gradients by the scalar `factor`; each rank scales its local part."""
     local = [
         gradient.to_local() if isinstance(gradient, DTensor) else gradient
         for parameter in parameters

@@ -16,16 +16,18 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.distributed import DistributedContext, build_context
-from trainer.models import Model, build, loss
+from trainer.models import Model, build
+from trainer.models import loss as loss_functions
 from trainer.optimizer import build_optimizer
 from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
-from trainer.parallelism.gradients import global_gradient_norm, scale_gradients
+from trainer.parallelism.gradients import global_gradient_norm
 from trainer.parallelism.parallelize import checkpoint_policy
 from trainer.plan.collectives import CollectiveCounter, Total, Totals, add
 from trainer.plan.compiled import trace_blocks
 from trainer.plan.memory import Category, MemoryRecorder, tensors_of
 from trainer.precision import Precision
+from trainer.step import Limits, update_weights
 from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig, ImageModelConfig
@@ -60,7 +62,7 @@ def plan_rank(config: TrainerConfig, world_size: int, per_node: int, rank: int, 
         warnings.simplefilter("ignore")  # about operations that a GPU does not run
         world = dist.group.WORLD
         assert world is not None, "it is initialized"
-        context = build_context(config, world_size, per_node, torch.device("cpu"), world)
+        context = build_context(config, world_size, per_node, torch.device("cpu"), lambda _: world)
         model = build(config, context.pipeline_stage)
         steps = _Steps(config, context, compiled=compiled)
         with _as_on_gpus(), FakeTensorMode(allow_non_fake_inputs=True), steps.recorder:
@@ -96,14 +98,13 @@ class _Steps:
         for _ in range(_STEPS):
             self._micro_batches.clear()
             self._counter.take()
-            forward_backward.compute_gradients(self._batches(), StepTimer(context.device))
+            loss = forward_backward.compute_gradients(self._batches(), StepTimer(context.device))
             self.recorder.label((parameter.grad for parameter in parameters), "gradients")
             if context.data_group is not None and not config.parallel.sharded:
                 self._count_ddp(parameters, context.data_group)
             with self.recorder.allocating("optimizer"):
-                global_gradient_norm(parameters, context.pipeline_group)
-                scale_gradients(parameters, 0.5)
-                optimizer.step()
+                norm = global_gradient_norm(parameters, context.pipeline_group)
+                update_weights(optimizer, parameters, loss, norm, Limits(clip_norm=1.0, loss_scale=1.0))
             self.recorder.label(optimizer.state.values(), "optimizer")
             optimizer.zero_grad()
             self._micro_batches.append(self._counter.take())
@@ -202,8 +203,8 @@ def _as_on_gpus() -> Iterator[None]:
 
     with (
         patch.object(DeviceMesh, "_concatenate", staticmethod(combine)),
-        patch.object(loss, "MIXED_PRODUCT_DEVICES", {"cpu"}),
-        patch.object(loss, "_eager", lambda: (_fused_statistics, _fused_gradient)),
+        patch.object(loss_functions, "MIXED_PRODUCT_DEVICES", {"cpu"}),
+        patch.object(loss_functions, "_eager", lambda: (_fused_statistics, _fused_gradient)),
     ):
         yield
 

@@ -2,13 +2,13 @@
 
 import logging
 import math
+import queue
 import re
 import resource
 import statistics
 import threading
 import time
 from array import array
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -16,6 +16,7 @@ from typing import Protocol, Self
 import torch
 
 from trainer.settings import Environment
+from trainer.step import StepOutcome
 from trainer.storage import Storage
 from trainer.telemetry.flops import peak_flops, utilization
 from trainer.telemetry.prometheus import PrometheusTextfile
@@ -44,24 +45,10 @@ class ModelInfo(Protocol):
         """FLOPs of one sample's forward and backward pass; None if unknown."""
 
 
-class RunProgress(Protocol):
-    """Progress of the run after a step."""
-
-    @property
-    def step(self) -> int:
-        """Number of completed steps."""
-
-    @property
-    def consumed(self) -> int:
-        """Number of consumed samples."""
-
-    @property
-    def last_loss(self) -> float:
-        """Loss of the last step, nats."""
-
-
 class Metrics:
     """Writes metrics.jsonl, trainer.prom and tensorboard/ in METRICS_DIR, and uploads tensorboard/ to the results.
+
+    A thread writes: training does not wait for the file system. An error of it is raised by the next call.
 
     On a cluster the node's agent uploads metrics.jsonl; a standalone run uploads it here.
     """
@@ -85,6 +72,9 @@ class Metrics:
         self._step_seconds = array("d")
         self._data_seconds, self._checkpoint_seconds, self._memory_gib = 0.0, 0.0, 0.0
         self._upload_thread: threading.Thread | None = None
+        self._queue: queue.Queue[MetricLine | None] = queue.Queue()  # None: the end
+        self._error: Exception | None = None
+        self._writer = threading.Thread(target=self._write_lines, name="metrics", daemon=True)
 
     def log_start(self, resumed_from: str | None) -> None:
         """Log the model and the layout. `resumed_from`: URI of the checkpoint that the run resumes from."""
@@ -109,48 +99,44 @@ class Metrics:
 
     def record_step(
         self,
-        progress: RunProgress,
+        outcome: StepOutcome,
         *,
         validation_loss: float | None,
-        learning_rate: float,
-        gradient_norm: float | None,
-        step_seconds: float,
-        phase_seconds: Mapping[str, float],
         checkpoint_seconds: float,
         failed_checkpoints: int = 0,
-        loss_scale: float | None = None,
-        skipped: bool = False,
     ) -> MetricLine:
         """Write the metrics of a step.
 
-        `step_seconds`: since the end of the previous step; of these, `phase_seconds` by phase (see StepTimer) and
-        `checkpoint_seconds` waiting for checkpoints. `failed_checkpoints`: saves that have failed in this process.
+        `checkpoint_seconds`: part of the step that waited for checkpoints. `failed_checkpoints`: saves that have failed
+        in this process.
         """
+        step_seconds = outcome.step_seconds
         line = MetricLine(
             time=time.time(),
             attempt=self._environment.attempt,
-            step=progress.step,
-            loss=progress.last_loss,
+            step=outcome.step,
+            loss=outcome.loss,
             validation_loss=validation_loss,
-            learning_rate=learning_rate,
-            gradient_norm=gradient_norm,
-            consumed=progress.consumed,
+            learning_rate=outcome.learning_rate,
+            gradient_norm=outcome.gradient_norm,
+            consumed=outcome.consumed,
             samples_per_second=self._config.batch_size / step_seconds,
             tokens_per_second=self._tokens / step_seconds if self._tokens else None,
             step_seconds=step_seconds,
-            **{f"{phase}_seconds": seconds for phase, seconds in phase_seconds.items()},
+            **{f"{phase}_seconds": seconds for phase, seconds in outcome.phase_seconds.items()},
             checkpoint_seconds=checkpoint_seconds,
             failed_checkpoints=failed_checkpoints,
             mfu=self._utilization(step_seconds),
             memory_gib=peak_memory_gib(self._device),
-            loss_scale=loss_scale,
-            skipped=skipped,
+            loss_scale=outcome.loss_scale,
+            skipped=outcome.gradient_norm is None,
         )
         self._step_seconds.append(step_seconds)
         self._data_seconds += line.data_seconds
         self._checkpoint_seconds += checkpoint_seconds
         self._memory_gib = line.memory_gib
-        self._write(line)
+        self._raise_error()
+        self._queue.put(line)
         return line
 
     def figures(self) -> Figures | None:
@@ -177,8 +163,10 @@ class Metrics:
             self._start_upload()
 
     def finish(self) -> None:
-        """Upload all metrics and wait, at most UPLOAD_TIMEOUT_SECONDS."""
+        """Upload all metrics and wait, at most UPLOAD_TIMEOUT_SECONDS. Raises an error of the file system."""
         deadline = time.monotonic() + UPLOAD_TIMEOUT_SECONDS
+        self._wait_for_lines(UPLOAD_TIMEOUT_SECONDS)
+        self._raise_error()
         if self._upload_thread is not None:
             self._upload_thread.join(UPLOAD_TIMEOUT_SECONDS)
         if self._upload_thread is None or not self._upload_thread.is_alive():
@@ -190,14 +178,15 @@ class Metrics:
 
     def _start_upload(self) -> threading.Thread:
         """Upload in a daemon thread: training and process exit do not wait for a storage that does not respond."""
-        self._tensorboard.flush()
-        self._upload_thread = threading.Thread(target=self._upload, name="metrics", daemon=True)
+        self._upload_thread = threading.Thread(target=self._upload, name="metrics upload", daemon=True)
         self._upload_thread.start()
         return self._upload_thread
 
     def _upload(self) -> None:
         """Upload the metrics. An error is logged only: the next upload includes the same files."""
         try:
+            self._wait_for_lines(UPLOAD_TIMEOUT_SECONDS)
+            self._tensorboard.flush()
             for file in sorted(self._tensorboard_dir.iterdir()):
                 self._results.upload(file, f"tensorboard/{file.name}", threads=False)
             if self._environment.is_standalone:
@@ -211,6 +200,28 @@ class Metrics:
         flops = self._model.flops * self._config.batch_size
         return utilization(flops, seconds, self._environment.world_size, self._peak_flops)
 
+    def _write_lines(self) -> None:
+        while True:
+            line = self._queue.get()
+            try:
+                if line is None:
+                    return
+                if self._error is None:
+                    self._write(line)
+            except Exception as error:
+                self._error = error
+            finally:
+                self._queue.task_done()
+
+    def _wait_for_lines(self, seconds: float) -> None:
+        """Wait until all lines are written, at most `seconds`."""
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, seconds)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
     def _write(self, line: MetricLine) -> None:
         self._lines.write(line.model_dump_json() + "\n")
         self._prometheus.write(line)
@@ -221,9 +232,12 @@ class Metrics:
         _log.info("%s", format_step(line, self._config.steps))
 
     def __enter__(self) -> Self:
+        self._writer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._queue.put(None)
+        self._writer.join(UPLOAD_TIMEOUT_SECONDS)
         self._tensorboard.close()
         self._lines.close()
 

@@ -1,17 +1,26 @@
 """Durations of the phases of a training step."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 PHASES = ("data", "forward", "backward", "optimizer")
-_WAITING = "waiting"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Durations of one step, seconds. `waiting`: for other ranks, part of the phases."""
+
+    step: float
+    phases: Mapping[str, float]
+    waiting: float
 
 
 class StepTimer:
-    """Measures the phases of each step; repeated passes of a phase within a step are added.
+    """Measures steps and their phases; repeated passes of a phase within a step are added.
 
     On a GPU by CUDA events in the stream of the training thread: GPU work is asynchronous, so the host's clock would
     count it in the phase that first waits for it. `data` is the waiting time of the host, on any device.
@@ -19,9 +28,35 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._host = _zeros()
-        self.waiting_seconds = 0.0  # of the step that was read last
+        self._host: dict[str, float] = {}
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start to measure a step."""
+        self._host = dict.fromkeys((*PHASES, _WAITING), 0.0)
+        self._events = []
+        self._started_at = time.perf_counter()
+        self._start = self._record_event()
+
+    def finish(self) -> Callable[[], StepTimes]:
+        """End the step. Returns a function that waits for its GPU work, not for later work, and returns its times."""
+        host, events, start, end = self._host, self._events, self._start, self._record_event()
+        host_seconds = time.perf_counter() - self._started_at
+
+        def read() -> StepTimes:
+            seconds = dict(host)
+            if start is None or end is None:
+                step = host_seconds
+            else:
+                end.synchronize()
+                step = start.elapsed_time(end) / 1e3
+            for name, first, last in events:
+                seconds[name] += first.elapsed_time(last) / 1e3
+            waiting = seconds.pop(_WAITING)
+            return StepTimes(step=step, phases=seconds, waiting=waiting)
+
+        return read
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -41,29 +76,21 @@ class StepTimer:
 
     @contextmanager
     def _measure(self, name: str) -> Iterator[None]:
-        if self._stream is None or name == "data":
-            started = time.perf_counter()
-            yield
+        first = None if name == "data" else self._record_event()
+        started = time.perf_counter()
+        yield
+        last = None if name == "data" else self._record_event()
+        if first is None or last is None:
             self._host[name] += time.perf_counter() - started
         else:
-            first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            first.record(self._stream)
-            yield
-            last.record(self._stream)
             self._events.append((name, first, last))
 
-    def read(self) -> dict[str, float]:
-        """Return and reset the seconds of each phase. Waits for the measured GPU work: call it after the step."""
-        seconds, self._host = self._host, _zeros()
-        events, self._events = self._events, []
-        if events:
-            events[-1][2].synchronize()
-        for name, first, last in events:
-            seconds[name] += first.elapsed_time(last) / 1e3
-        self.waiting_seconds = seconds.pop(_WAITING)
-        return seconds
+    def _record_event(self) -> torch.cuda.Event | None:
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
 
 
-def _zeros() -> dict[str, float]:
-    return dict.fromkeys((*PHASES, _WAITING), 0.0)
+_WAITING = "waiting"

@@ -81,7 +81,7 @@ def advance(state: State) -> None:
         for tensor in state_parts(state)["shard"].values():
             tensor.add_(1)
     torch.rand(1)
-    state.progress.advance(8, 1.0)
+    state.progress.advance(8)
 
 
 def create_save(create: Callable[[int], State]) -> Callable[[Path, int], None]:

@@ -66,11 +66,10 @@ def waiting_seconds(config: TrainerConfig, distributed: DistributedContext) -> l
 
     forward_backward.warm_up(batch)
     forward_backward.compute_gradients(repeat(batch), timer)  # the first step also agrees on the order of gradients
-    timer.read()
+    timer.start()
     forward_backward.compute_gradients(slow_batches(), timer)
-    timer.read()
     seconds: list[float] = [0.0] * RANKS
-    dist.all_gather_object(seconds, timer.waiting_seconds)
+    dist.all_gather_object(seconds, timer.finish()().waiting)
     assert forward_backward.measures_waiting
     return seconds
 

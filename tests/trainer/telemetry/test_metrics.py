@@ -2,7 +2,7 @@
 
 import math
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from tests.metrics import metric
 from tests.trainer.conftest import tiny
 from trainer.settings import Environment
+from trainer.step import StepFlags, StepOutcome
 from trainer.storage import LocalStorage, Storage
 from trainer.telemetry import metrics
 from trainer.telemetry.metrics import Metrics, format_step, peak_memory_gib, require_finite
@@ -28,37 +29,30 @@ class Model:
     flops: float = 3e12
 
 
-@dataclass
-class Progress:
-    step: int = 0
-    consumed: int = 0
-    last_loss: float = 5.0
-
-    def advanced(self) -> "Progress":
-        return Progress(self.step + 1, self.consumed + 12)
-
-
 def record_steps(
     environment: Environment, seconds: list[float], results: Storage | None = None, **changes: Any
 ) -> Metrics:
     """Return metrics after steps of these durations."""
     storage = results or LocalStorage(environment.results_uri, "RESULTS_URI")
     recorder = Metrics(tiny(), environment, storage, Model(), CPU)
-    progress = Progress()
+    validation_loss, checkpoint_seconds = changes.pop("validation_loss", None), changes.pop("checkpoint_seconds", 0.5)
+    failed = changes.pop("failed_checkpoints", 0)
     with recorder:
         recorder.log_start(None)
-        for step_seconds in seconds:
-            progress = progress.advanced()
-            values: dict[str, Any] = {"validation_loss": None, "learning_rate": 0.01, "gradient_norm": 1.0}
+        for number, step_seconds in enumerate(seconds, start=1):
+            outcome = StepOutcome(
+                step=number,
+                consumed=12 * number,
+                flags=StepFlags(**dict.fromkeys((each.name for each in fields(StepFlags)), False)),
+                step_seconds=step_seconds,
+                phase_seconds=PHASE_SECONDS,
+                **{"loss": 5.0, "learning_rate": 0.01, "gradient_norm": 1.0, "loss_scale": None, **changes},
+            )
             recorder.record_step(
-                progress,
-                **{
-                    **values,
-                    "step_seconds": step_seconds,
-                    "phase_seconds": PHASE_SECONDS,
-                    "checkpoint_seconds": 0.5,
-                    **changes,
-                },
+                outcome,
+                validation_loss=validation_loss,
+                checkpoint_seconds=checkpoint_seconds,
+                failed_checkpoints=failed,
             )
     return recorder
 
@@ -241,3 +235,15 @@ def test_memory_is_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_memory_gib(CPU) >= before
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
     assert peak_memory_gib(torch.device("cuda", 0)) == 3.0
+
+
+def test_error_of_the_file_system_ends_the_job(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread writes; the next step or the end raises its error."""
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(PrometheusTextfile, "write", fail)
+    recorder = record_steps(alone, [2.0])
+    with pytest.raises(OSError, match="No space left"):
+        recorder.finish()

@@ -1,0 +1,102 @@
+"""One training step: what all ranks agree on at once, and figures of the device, which the host reads later."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.parallelism.gradients import scale_gradients
+from trainer.telemetry.timing import StepTimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFlags:
+    """Requests and due saves of all ranks, which act on them after the same step."""
+
+    is_termination_requested: bool
+    is_save_requested: bool
+    is_save_due: bool
+    is_save_retried: bool  # on any rank
+    is_copy_due: bool  # in host memory
+    is_copying: bool  # on any rank
+
+    @property
+    def need_figures(self) -> bool:
+        """Whether what follows the step saves its figures, or ends the job."""
+        return self.is_termination_requested or self.is_save_requested or self.is_save_due or self.is_copy_due
+
+    @classmethod
+    def of_all_ranks(cls, flags: Mapping[str, bool], group: dist.ProcessGroup) -> "StepFlags":
+        """Return for each flag whether any rank has it. `group`: all ranks, on the CPU: the GPU continues meanwhile."""
+        values = torch.tensor([flags[each.name] for each in fields(cls)], dtype=torch.float32)
+        dist.all_reduce(values, group=group)
+        return cls(**{each.name: value > 0 for each, value in zip(fields(cls), values.tolist(), strict=True)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """The result of a step. Evaluation, metrics and checkpoint of the step may follow."""
+
+    step: int
+    consumed: int  # samples, of all steps
+    flags: StepFlags
+    loss: float
+    gradient_norm: float | None  # None if it is not finite
+    learning_rate: float
+    loss_scale: float | None
+    step_seconds: float
+    phase_seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedStep:
+    """A step that the device may not have completed. `read_figures` returns mean loss and norm of the gradients."""
+
+    step: int
+    consumed: int
+    flags: StepFlags
+    learning_rate: float
+    read_figures: Callable[[], list[float]]
+    read_times: Callable[[], StepTimes]
+
+
+def copy_to_host(values: Tensor) -> Callable[[], list[float]]:
+    """Copy a tensor to the host. Returns a function that waits for the copy only, not for later work of the device."""
+    if values.device.type != "cuda":
+        copied = values.tolist()
+        return lambda: copied
+    host = torch.empty_like(values, device="cpu", pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+
+    def read() -> list[float]:
+        event.synchronize()
+        numbers: list[float] = host.tolist()
+        return numbers
+
+    return read
+
+
+def update_weights(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], loss: Tensor, norm: Tensor, limits: "Limits"
+) -> None:
+    """Clip the gradients and update the weights; unchanged if loss or norm is not finite. Does not wait for the device.
+
+    loss, norm: scalars, the norm without the loss scale. The optimizer skips the step as for torch's GradScaler.
+    """
+    is_finite = loss.isfinite() & norm.isfinite()
+    clipping = (limits.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    scale_gradients(parameters, clipping / limits.loss_scale)
+    optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Factors of the gradients in a step."""
+
+    clip_norm: float
+    loss_scale: float
