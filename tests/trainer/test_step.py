@@ -51,7 +51,7 @@ def test_a_step_that_is_not_finite_changes_nothing(layer: nn.Linear, loss: float
 
 
 @pytest.mark.parametrize("name", ["is_termination_requested", "is_save_requested", "is_save_due", "is_copy_due"])
-def test_what_is_saved_after_a_step_needs_its_figures(name: str) -> None:
+def test_a_step_before_a_save_needs_its_figures(name: str) -> None:
     assert not NO_FLAGS.need_figures
     assert StepFlags(**{**vars(NO_FLAGS), name: True}).need_figures
 
