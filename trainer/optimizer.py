@@ -1,4 +1,4 @@
-"""The AdamW optimizer and its learning rate schedule."""
+"""The AdamW optimizer and the schedules of its learning rate."""
 
 import math
 from collections.abc import Sequence
@@ -22,9 +22,17 @@ def build_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig)
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Return the learning rate of a step: linear warmup to the maximum, then cosine decay to the minimum."""
+    """Return the learning rate of a step of `steps`: linear warm-up to the maximum, then the schedule.
+
+    The schedule wsd is that of Hu et al., MiniCPM, arXiv 2404.06395, with linear decay.
+    """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
-    fraction = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
     span = config.learning_rate - config.min_learning_rate
+    if config.schedule == "constant":
+        return config.learning_rate
+    if config.schedule == "wsd":
+        decay = config.decay_steps or math.ceil(steps / 10)
+        return config.learning_rate - span * max(0.0, 1 - (steps - step) / decay)
+    fraction = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
     return config.min_learning_rate + span * (1 + math.cos(math.pi * fraction)) / 2

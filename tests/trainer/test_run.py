@@ -22,7 +22,6 @@ from tests.polling import eventually
 from tests.trainer.conftest import TINY, Job, tiny
 from trainer.checkpoints.reader import read_state_dict
 from trainer.models import build
-from trainer.optimizer import learning_rate
 from trainer.storage import open_storage
 from trainyard.models.layout import COMMIT_MARK
 from trainyard.models.metrics import MetricLine, Results
@@ -213,14 +212,6 @@ def test_sigusr1_prints_the_stacks(job: Jobs) -> None:
         finally:
             process.kill()
             process.wait(timeout=20)
-
-
-def test_learning_rate_peaks_after_warmup_and_ends_at_the_minimum() -> None:
-    optimizer = tiny().optimizer
-    rates = [learning_rate(step, 20, optimizer) for step in range(1, 21)]
-    assert max(rates) == rates[3] == optimizer.learning_rate
-    assert rates[-1] == pytest.approx(optimizer.min_learning_rate)
-    assert rates[4:] == sorted(rates[4:], reverse=True)
 
 
 def test_requested_checkpoint_is_saved_at_the_next_step(job: Jobs) -> None:

@@ -13,15 +13,31 @@ from trainyard.errors import Problem
 
 
 class OptimizerConfig(StrictModel):
-    """AdamW with linear warm-up and cosine decay."""
+    """AdamW with linear warm-up and a schedule of the learning rate."""
 
     learning_rate: Number = Field(3e-3, gt=0, description="Peak learning rate, reached after warm-up.")
+    schedule: Literal["cosine", "wsd", "constant"] = Field(
+        "cosine",
+        description="Learning rate after warm-up: cosine decay over all steps; the peak, then linear decay over "
+        "decay_steps (wsd: warmup, stable, decay); or the peak (constant).",
+    )
+    decay_steps: Integer | None = Field(
+        None, gt=0, description="Last steps of the job, in which wsd decays; none: a tenth of steps."
+    )
     min_learning_rate: Number = Field(3e-4, ge=0, description="Learning rate at the last step.")
     warmup_steps: Integer = Field(10, ge=0, description="Steps of linear warm-up.")
     weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay, on matrices only.")
     beta1: Number = Field(0.9, ge=0, lt=1, description="AdamW's first moment decay.")
     beta2: Number = Field(0.95, ge=0, lt=1, description="AdamW's second moment decay.")
     clip_norm: Number = Field(1.0, gt=0, description="Global gradient norm above which gradients are scaled down.")
+
+    @model_validator(mode="after")
+    def _decay_steps_have_an_effect(self) -> Self:
+        if self.decay_steps is not None and self.schedule != "wsd":
+            raise validation_error(
+                "decay_steps_without_wsd", f"decay_steps is for the schedule wsd, and schedule is {self.schedule}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _floor_below_peak(self) -> Self:
