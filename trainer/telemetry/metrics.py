@@ -11,7 +11,7 @@ import time
 from array import array
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -26,7 +26,8 @@ from trainyard.models.metrics import Figures, MetricLine
 UPLOAD_TIMEOUT_SECONDS = 60.0  # of the last upload, at the end of the run
 _WARMUP_STEPS = 5  # excluded from the figures: they compile and fill caches
 _SCALARS = (  # fields of a MetricLine that TensorBoard gets
-    *("loss", "validation_loss", "learning_rate", "gradient_norm", "loss_scale", "memory_gib", "mfu"),
+    *("loss", "validation_loss", "learning_rate", "gradient_norm", "loss_scale", "memory_gib", "reserved_gib"),
+    *("allocation_retries", "mfu"),
     *("samples_per_second", "tokens_per_second", "step_seconds", "data_seconds", "forward_seconds"),
     *("backward_seconds", "optimizer_seconds", "checkpoint_seconds"),
 )
@@ -128,6 +129,7 @@ class Metrics:
             failed_checkpoints=failed_checkpoints,
             mfu=self._utilization(step_seconds),
             memory_gib=peak_memory_gib(self._device),
+            **allocator_figures(self._device),
             loss_scale=outcome.loss_scale,
             skipped=outcome.gradient_norm is None,
         )
@@ -268,6 +270,14 @@ def peak_memory_gib(device: torch.device) -> float:
     # On Linux ru_maxrss includes the program that started this process.
     (peak,) = re.findall(r"^VmHWM:\s+(\d+) kB", status.read_text(), re.MULTILINE)
     return int(peak) / 2**20
+
+
+def allocator_figures(device: torch.device) -> dict[str, Any]:
+    """Return `reserved_gib` and `allocation_retries` of a MetricLine; nothing on CPUs."""
+    if device.type != "cuda":
+        return {}
+    retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
+    return {"reserved_gib": torch.cuda.max_memory_reserved(device) / 2**30, "allocation_retries": retries}
 
 
 def require_finite(step: int, loss: float, norm: float, learning_rate: float) -> None:

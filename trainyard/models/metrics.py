@@ -54,6 +54,16 @@ class MetricLine(StrictModel):
     memory_gib: float = Field(
         gt=0, description="Peak memory of rank 0 so far: allocated on its GPU, or resident on a CPU, GiB."
     )
+    reserved_gib: float | None = Field(
+        None,
+        ge=0,
+        description="Peak memory that torch's allocator has reserved on the GPU of rank 0, GiB; none on CPUs.",
+    )
+    allocation_retries: int | None = Field(
+        None,
+        ge=0,
+        description="Allocations on the GPU of rank 0 that freed cached memory first, so far: each stops the GPU.",
+    )
     loss_scale: float | None = Field(None, gt=0, description="Scale of the fp16 loss; none in other precisions.")
     skipped: bool = Field(False, description="Whether fp16 gradients overflowed, so that the step changed no weights.")
 

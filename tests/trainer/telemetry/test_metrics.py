@@ -15,7 +15,7 @@ from trainer.settings import Environment
 from trainer.step import StepFlags, StepOutcome
 from trainer.storage import LocalStorage, Storage
 from trainer.telemetry import metrics
-from trainer.telemetry.metrics import Metrics, format_step, peak_memory_gib, require_finite
+from trainer.telemetry.metrics import Metrics, allocator_figures, format_step, peak_memory_gib, require_finite
 from trainer.telemetry.prometheus import PrometheusTextfile
 from trainyard.models.metrics import MetricLine
 
@@ -247,3 +247,10 @@ def test_error_of_the_file_system_ends_the_job(alone: Environment, monkeypatch: 
     recorder = record_steps(alone, [2.0])
     with pytest.raises(OSError, match="No space left"):
         recorder.finish()
+
+
+def test_reserved_memory_and_retries_of_a_gpu_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": 3})
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 * 2**30)
+    assert allocator_figures(torch.device("cuda")) == {"reserved_gib": 5.0, "allocation_retries": 3}
+    assert allocator_figures(CPU) == {}
