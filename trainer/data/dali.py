@@ -17,15 +17,14 @@ from trainer.data.counter_rng import random_bits, uniform
 from trainer.data.images import (
     AUGMENTATION,
     DRAWS_PER_IMAGE,
-    MEAN,
     RESIZE,
-    STD,
     ImageSamples,
     is_flipped,
     random_resized_crop,
 )
 from trainer.data.loader import Batches
 from trainer.data.order import SampleOrder, positions_of_rank
+from trainer.normalization import MEAN, STD
 from trainyard.errors import InputError, Problem
 
 _CPU_THREADS = 4  # for the part of decoding that runs on the CPU

@@ -1,4 +1,4 @@
-"""Samples of labelled images: decoded by Pillow, augmented and normalized by torchvision, on the CPU.
+"""Samples of labelled images: decoded by Pillow and augmented by torchvision, on the CPU.
 
 torchvision's own decoders are deprecated since 0.29.
 """
@@ -21,8 +21,6 @@ from trainer.data.shards import MappedShards
 from trainer.data.tar import Entries, read_entries
 from trainyard.models.dataset import ImageDataset, Shard
 
-# Mean and standard deviation of each channel of ImageNet, as torchvision's pretrained weights use them.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SCALE, _RATIO, _ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of torchvision's RandomResizedCrop
 RESIZE = 256 / 224  # shorter side of a held-out image over the side of the center crop
 AUGMENTATION = 17  # purpose of the random bits: other purposes have other numbers
@@ -31,7 +29,7 @@ _MAX_TABLES = 256  # shards with their table of samples in memory
 
 
 class ImageSamples:
-    """Pixels as float32 (samples, 3, size, size), labels as int64 (samples,)."""
+    """Pixels as uint8 (samples, 3, size, size), labels as int64 (samples,)."""
 
     def __init__(
         self, index: ImageDataset, listed: Sequence[Shard], cache: Cache, size: int, *, augment: bool, seed: int
@@ -44,7 +42,7 @@ class ImageSamples:
         self._tables: dict[int, Entries] = {}
 
     def read(self, shards: IntArray, indices: IntArray, positions: IntArray) -> tuple[Tensor, Tensor]:
-        """Return normalized pixels and labels. Raises OSError for an image that can't be decoded."""
+        """Return pixels and labels. Raises OSError for an image that can't be decoded."""
         encoded, labels = self.read_encoded(shards, indices)
         draws = uniform(random_bits(self.seed, AUGMENTATION, positions[:, None], np.arange(DRAWS_PER_IMAGE)))
         pixels = torch.empty(len(encoded), 3, self.size, self.size, dtype=torch.uint8)
@@ -55,7 +53,7 @@ class ImageSamples:
                 uri = self.shards.cache.shard_uri(self.shards.listed[int(shards[row])])
                 raise OSError(f"{uri}: image {indices[row]} can't be decoded: {error}") from error
             pixels[row] = self._augmented(decoded, image_draws) if self.augment else self._center_crop(decoded)
-        return transforms.normalize(pixels.float().div_(255), MEAN, STD, inplace=True), torch.from_numpy(labels)
+        return pixels, torch.from_numpy(labels)
 
     def batch(self, read: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Return the tensors of `read` unchanged."""

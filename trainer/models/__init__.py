@@ -27,7 +27,7 @@ def build(config: TrainerConfig, stage: int = 0) -> Model:
         return build_language_model(model_config, config.memory.loss_chunk_tokens)
     from trainer.models.images import build_classifier
 
-    return build_classifier(model_config)
+    return build_classifier(model_config, sharded=config.parallel.sharded)
 
 
 def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: int) -> Model:

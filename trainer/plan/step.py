@@ -135,7 +135,8 @@ class _Steps:
         model, size = self._config.model, self._config.micro_batch_size
         while True:
             if isinstance(model, ImageModelConfig):
-                yield torch.empty(size, 3, model.image_size, model.image_size), torch.empty(size, dtype=torch.int64)
+                pixels = torch.empty(size, 3, model.image_size, model.image_size, dtype=torch.uint8)
+                yield pixels, torch.empty(size, dtype=torch.int64)
             else:
                 tokens = torch.empty(size, model.sequence_length, dtype=torch.int64)
                 yield tokens, torch.empty_like(tokens)

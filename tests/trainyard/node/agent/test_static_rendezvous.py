@@ -24,7 +24,7 @@ import os, pathlib, sys
 folder, node = pathlib.Path(sys.argv[1]), os.environ["TRAINYARD_NODE"]
 (folder / f"{node}.started").write_text(os.environ["RANK"])
 import torch
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank()])
 dist.all_reduce(total)
