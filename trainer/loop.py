@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trainer.checkpoints import Checkpoints, State
@@ -30,7 +29,7 @@ from trainer.recovery.agreement import NO_STATE
 from trainer.recovery.members import Members
 from trainer.session import Session, open_session, seed_step
 from trainer.settings import Environment
-from trainer.step import Limits, StartedStep, StepFlags, StepOutcome, copy_to_host, update_weights
+from trainer.step import StartedStep, StepFlags, StepOutcome, copy_to_host, mean_over_ranks, update_weights
 from trainer.telemetry.metrics import Metrics, require_finite
 from trainer.telemetry.profiling import Profiler
 from trainer.telemetry.progress_file import ProgressFile
@@ -200,16 +199,17 @@ def _train(
                 flags = StepFlags.of_all_ranks(own_flags, distributed.control_group)
                 with timer.phase("optimizer"):
                     norm = global_gradient_norm(parameters, distributed.pipeline_group) / loss_scale.value
-                    dist.all_reduce(loss)
-                    loss = loss / layout.loss_ranks
+                    loss = mean_over_ranks(loss, layout.loss_ranks)
                 read_figures = copy_to_host(torch.stack([loss, norm]))
+                if config.recovery == "in_process":
+                    read_figures()  # if a rank was lost meanwhile, this step has not changed the weights
 
                 report_save()
                 checkpoints.wait_for_staging()
                 report_training()
                 with timer.phase("optimizer"):
-                    limits = Limits(clip_norm=config.optimizer.clip_norm, loss_scale=loss_scale.value)
-                    update_weights(optimizer, parameters, loss, norm, limits)
+                    factors = {"clip_norm": config.optimizer.clip_norm, "loss_scale": loss_scale.value}
+                    update_weights(optimizer, parameters, loss, norm, **factors)
                     optimizer.zero_grad()
                 if profiler.is_tracing:
                     watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
@@ -266,54 +266,56 @@ def _train(
         outcome = session.outcome  # of the last step before a recovery: what follows a step is repeated
         unread: StartedStep | None = None
 
-        collect_garbage = stack.enter_context(collect_by_step())
         batches = watched(data.train_batches(progress.consumed))
         timer.start()
-        while outcome is not None or progress.step < config.steps:
-            if outcome is None:
-                started = start_step()
-                if unread is not None:
-                    record_metrics(complete_step(unread))
-                flags, unread = started.flags, started
-            else:
-                flags = outcome.flags
-            step, is_last = progress.step, progress.step == config.steps
-            is_evaluated = is_last or step % config.evaluation.interval_steps == 0
-            if unread is not None and (not reads_later or is_evaluated or flags.need_figures):
-                outcome, unread = complete_step(unread), None
-            save_requested, termination_requested = flags.is_save_requested, flags.is_termination_requested
-            validation_loss = None
-            if is_evaluated:
-                validation_loss = evaluate()
-                if validation_loss is None:
-                    save_requested = termination_requested = True
-            timer.start()  # metrics and the checkpoint count as time of the next step
-            if outcome is not None:
-                record_metrics(outcome, validation_loss)
+        with collect_by_step() as collect_garbage:
+            while outcome is not None or progress.step < config.steps:
+                if outcome is None:
+                    started = start_step()
+                    if unread is not None:
+                        record_metrics(complete_step(unread))
+                    flags, unread = started.flags, started
+                else:
+                    flags = outcome.flags
+                step, is_last = progress.step, progress.step == config.steps
+                save_requested, termination_requested = flags.is_save_requested, flags.is_termination_requested
+                is_evaluated = is_last or step % config.evaluation.interval_steps == 0
+                is_save_due = is_save_due or save_requested or flags.is_save_due
+                # In an outage of the storage, training does not wait for the save that is repeated.
+                is_saved = is_last or termination_requested or (is_save_due and not flags.is_save_retried)
+                is_copied = flags.is_copy_due and not flags.is_copying
+                if unread is not None and (not reads_later or is_evaluated or is_saved or is_copied):
+                    outcome, unread = complete_step(unread), None
+                validation_loss = None
+                if is_evaluated:
+                    validation_loss = evaluate()
+                    if validation_loss is None:
+                        is_saved = save_requested = termination_requested = True
+                timer.start()  # metrics and the checkpoint count as time of the next step
+                if outcome is not None:
+                    record_metrics(outcome, validation_loss)
 
-            is_final = is_last or termination_requested
-            is_save_due = is_save_due or save_requested or flags.is_save_due
-            # In an outage of the storage, training does not wait for the save that is repeated.
-            if is_final or (is_save_due and not flags.is_save_retried):
-                is_save_due, session.is_saving = False, True
-                report_save()
-                average_buffers(model.module, distributed)
-                requests.checkpoint_started(checkpoints.save(state), requested=save_requested)
-            if flags.is_copy_due and not flags.is_copying and not is_final:
-                checkpoints.copy(state)
-            for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
-                requests.checkpoint_saved(uri)
-                if metrics:
-                    metrics.record_checkpoint(uri, publish=not is_last)
-            if not checkpoints.is_saving:
-                requests.repeat_failed()
-                session.is_saving = is_save_due
-            if termination_requested:
-                if metrics:
-                    metrics.finish()
-                raise SystemExit(EXIT_TERMINATED)
-            outcome = None
-            collect_garbage(step)
+                is_final = is_last or termination_requested
+                if is_saved:
+                    is_save_due, session.is_saving = False, True
+                    report_save()
+                    average_buffers(model.module, distributed)
+                    requests.checkpoint_started(checkpoints.save(state), requested=save_requested)
+                if is_copied and not is_final:
+                    checkpoints.copy(state)
+                for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
+                    requests.checkpoint_saved(uri)
+                    if metrics:
+                        metrics.record_checkpoint(uri, publish=not is_last)
+                if not checkpoints.is_saving:
+                    requests.repeat_failed()
+                    session.is_saving = is_save_due
+                if termination_requested:
+                    if metrics:
+                        metrics.finish()
+                    raise SystemExit(EXIT_TERMINATED)
+                outcome = None
+                collect_garbage(step)
 
         if validation_loss is None:  # resumed after the last step
             validation_loss = evaluate()
@@ -351,6 +353,8 @@ def reads_figures_later(config: TrainerConfig, device: torch.device) -> bool:
 
     A loss scale depends on the figures of the previous step, and a recovery in process repeats what follows a step.
     """
+    if config.data.images == "dali":  # its pipeline waits for the stream at each micro-batch
+        return False
     return device.type == "cuda" and config.precision != "fp16" and config.recovery == "restart"
 
 

@@ -22,11 +22,6 @@ class StepFlags:
     is_copy_due: bool  # in host memory
     is_copying: bool  # on any rank
 
-    @property
-    def need_figures(self) -> bool:
-        """Whether what follows the step saves its figures, or ends the job."""
-        return self.is_termination_requested or self.is_save_requested or self.is_save_due or self.is_copy_due
-
     @classmethod
     def of_all_ranks(cls, flags: Mapping[str, bool], group: dist.ProcessGroup) -> "StepFlags":
         """Return for each flag whether any rank has it. `group`: all ranks, on the CPU: the GPU continues meanwhile."""
@@ -80,23 +75,27 @@ def copy_to_host(values: Tensor) -> Callable[[], list[float]]:
     return read
 
 
+def mean_over_ranks(loss: Tensor, ranks: int) -> Tensor:
+    """Return the mean of the losses of the `ranks` that compute one; the others have 0. Changes `loss`."""
+    dist.all_reduce(loss)
+    return loss / ranks
+
+
 def update_weights(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], loss: Tensor, norm: Tensor, limits: "Limits"
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    loss: Tensor,
+    norm: Tensor,
+    *,
+    clip_norm: float,
+    loss_scale: float,
 ) -> None:
     """Clip the gradients and update the weights; unchanged if loss or norm is not finite. Does not wait for the device.
 
     loss, norm: scalars, the norm without the loss scale. The optimizer skips the step as for torch's GradScaler.
     """
     is_finite = loss.isfinite() & norm.isfinite()
-    clipping = (limits.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-    scale_gradients(parameters, clipping / limits.loss_scale)
+    clipping = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    scale_gradients(parameters, clipping / loss_scale)
     optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
     optimizer.step()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Factors of the gradients in a step."""
-
-    clip_norm: float
-    loss_scale: float

@@ -34,6 +34,10 @@ class InputError(ValueError):
         self.problems = list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type["InputError"], tuple[list[Problem]]]:
+        """Return how to create the error in another process."""
+        return type(self), (self.problems,)
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `Did you mean X? `, the start of a fix, for the names most similar to `name`; empty if none is similar."""

@@ -1,7 +1,8 @@
 """The update of the weights, and figures that the host reads during the next step."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from tests.trainer.conftest import tiny
 from trainer.checkpoints import Checkpoints, Progress
 from trainer.loop import reads_figures_later, train
 from trainer.settings import Environment
-from trainer.step import Limits, StepFlags, update_weights
+from trainer.step import StepFlags, StepOutcome, update_weights
+from trainer.telemetry.metrics import Metrics
 
-LIMITS = Limits(clip_norm=1.0, loss_scale=4.0)
-NO_FLAGS = StepFlags(**dict.fromkeys((each.name for each in fields(StepFlags)), False))
+LOSS_SCALE = 4.0
 
 
 @pytest.fixture
@@ -31,7 +32,8 @@ def layer() -> nn.Linear:
 def update(layer: nn.Linear, loss: float, norm: float) -> torch.optim.AdamW:
     parameters = list(layer.parameters())
     optimizer = torch.optim.AdamW(parameters, fused=True)
-    update_weights(optimizer, parameters, torch.tensor(loss), torch.tensor(norm), LIMITS)
+    values = torch.tensor(loss), torch.tensor(norm)
+    update_weights(optimizer, parameters, *values, clip_norm=1.0, loss_scale=LOSS_SCALE)
     return optimizer
 
 
@@ -39,7 +41,7 @@ def update(layer: nn.Linear, loss: float, norm: float) -> torch.optim.AdamW:
 def test_gradients_are_clipped_and_divided_by_the_loss_scale(layer: nn.Linear, norm: float, factor: float) -> None:
     update(layer, 3.0, norm)
     assert layer.weight.grad is not None
-    torch.testing.assert_close(layer.weight.grad, torch.full((2, 3), factor / LIMITS.loss_scale))
+    torch.testing.assert_close(layer.weight.grad, torch.full((2, 3), factor / LOSS_SCALE))
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (float("inf"), 1.0), (3.0, float("inf"))])
@@ -50,12 +52,6 @@ def test_a_step_that_is_not_finite_changes_nothing(layer: nn.Linear, loss: float
     assert {float(state["step"]) for state in optimizer.state.values()} == {0.0}
 
 
-@pytest.mark.parametrize("name", ["is_termination_requested", "is_save_requested", "is_save_due", "is_copy_due"])
-def test_a_step_before_a_save_needs_its_figures(name: str) -> None:
-    assert not NO_FLAGS.need_figures
-    assert StepFlags(**{**vars(NO_FLAGS), name: True}).need_figures
-
-
 @pytest.mark.parametrize(
     ("device", "changes", "expected"),
     [
@@ -63,6 +59,7 @@ def test_a_step_before_a_save_needs_its_figures(name: str) -> None:
         ("cpu", {}, False),
         ("cuda", {"precision": "fp16"}, False),
         ("cuda", {"recovery": "in_process"}, False),
+        ("cuda", {"data": {"images": "dali"}, "model": {"kind": "images"}}, False),
     ],
 )
 def test_figures_are_read_later_on_gpus(device: str, changes: dict[str, Any], expected: bool) -> None:
@@ -74,12 +71,8 @@ def lines(environment: Environment) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("reads_later", [False, True])
-def test_metrics_are_those_of_their_steps(
-    alone: Environment, monkeypatch: pytest.MonkeyPatch, reads_later: bool
-) -> None:
-    """Also if the host reads them during the next step; a checkpoint contains the loss of its step."""
-    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: reads_later)
+def record_saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Return a list that gets the step and the loss of each save."""
     saved: list[tuple[int, float]] = []
     save = Checkpoints.save
 
@@ -89,12 +82,64 @@ def test_metrics_are_those_of_their_steps(
         return save(self, state)
 
     monkeypatch.setattr(Checkpoints, "save", record)
+    return saved
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_metrics_are_those_of_their_steps(
+    alone: Environment, monkeypatch: pytest.MonkeyPatch, reads_later: bool
+) -> None:
+    """Also if the host reads them during the next step; a checkpoint contains the loss of its step."""
+    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: reads_later)
+    saved = record_saves(monkeypatch)
     train(tiny(steps=7, checkpoint={"interval_steps": 3}, evaluation={"interval_steps": 2}), alone)
     written = lines(alone)
     assert [line["step"] for line in written] == [1, 2, 3, 4, 5, 6, 7]
     assert [line["step"] for line in written if line["validation_loss"] is not None] == [2, 4, 6, 7]
     assert [line["consumed"] for line in written] == [number * tiny().batch_size for number in range(1, 8)]
     assert saved == [(step, written[step - 1]["loss"]) for step in (3, 6, 7)]
+
+
+def delay_saves(monkeypatch: pytest.MonkeyPatch, last_step: int) -> None:
+    """Report an outage of the storage up to a step: all saves are delayed until it is over."""
+    of_all_ranks, steps = StepFlags.of_all_ranks, count(1)
+
+    def in_outage(flags: Any, group: Any) -> StepFlags:
+        return replace(of_all_ranks(flags, group), is_save_retried=next(steps) <= last_step)
+
+    monkeypatch.setattr(StepFlags, "of_all_ranks", in_outage)
+
+
+def test_a_delayed_save_contains_the_loss_of_its_step(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: True)
+    delay_saves(monkeypatch, 4)
+    saved = record_saves(monkeypatch)
+    train(tiny(steps=8, checkpoint={"interval_steps": 3}, evaluation={"interval_steps": 20}), alone)
+    losses = {line["step"]: line["loss"] for line in lines(alone)}
+    assert saved == [(step, losses[step]) for step in (5, 6, 8)]
+
+
+def test_no_step_is_waited_for_while_saves_are_delayed(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save is due at each of these steps."""
+    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: True)
+    delay_saves(monkeypatch, 100)
+    newest: list[int] = []
+    record_step = Metrics.record_step
+
+    def record(self: Any, outcome: StepOutcome, **values: Any) -> Any:
+        newest.append(len(started) - outcome.step)
+        return record_step(self, outcome, **values)
+
+    started: list[int] = []
+
+    def count_steps(*values: Any, **factors: Any) -> None:
+        started.append(1)
+        update_weights(*values, **factors)
+
+    monkeypatch.setattr(Metrics, "record_step", record)
+    monkeypatch.setattr(trainer.loop, "update_weights", count_steps)
+    train(tiny(steps=6, checkpoint={"interval_steps": 1}, evaluation={"interval_steps": 20}), alone)
+    assert newest == [1, 1, 1, 1, 1, 0]  # started steps after the one whose figures were read
 
 
 def test_losses_do_not_depend_on_when_they_are_read(

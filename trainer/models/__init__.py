@@ -24,7 +24,7 @@ def build(config: TrainerConfig, stage: int = 0) -> Model:
     if isinstance(model_config, HuggingFaceConfig):
         from trainer.models.hugging_face import build_language_model
 
-        return build_language_model(model_config, config.memory.loss_chunk_tokens)
+        return build_language_model(model_config, config.memory.loss_chunk_tokens, compiles_loss=config.memory.compile)
     from trainer.models.images import build_classifier
 
     return build_classifier(model_config, sharded=config.parallel.sharded)
@@ -33,7 +33,7 @@ def build(config: TrainerConfig, stage: int = 0) -> Model:
 def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: int) -> Model:
     layers = stage_layers(model_config.layers, config.parallel.pipeline, stage)
     with torch.device("meta"):
-        module = Decoder(model_config, config.memory.loss_chunk_tokens, layers)
+        module = Decoder(model_config, config.memory.loss_chunk_tokens, layers, compiles_loss=config.memory.compile)
     embedding = 0 if model_config.tie_embeddings else model_config.vocabulary * model_config.dim
     token_flops = decoder_flops(
         model_config.parameters, embedding, model_config.layers, model_config.dim, model_config.sequence_length

@@ -84,19 +84,21 @@ class Block(nn.Module):
         return stream
 
 
-def output_of(x: Tensor, weight: Tensor, successors: Tensor | None, chunk: int | None) -> Tensor:
-    """Return the logits, or the mean loss if the successors of the tokens are given."""
+def output_of(x: Tensor, weight: Tensor, successors: Tensor | None, chunk: int | None, compiled: bool | None) -> Tensor:
+    """Return the logits, or the mean loss if the successors of the tokens are given (`next_token_loss`)."""
     if successors is None:
         return functional.linear(x, weight)
-    return next_token_loss(x, weight, successors, chunk)
+    return next_token_loss(x, weight, successors, chunk, compiled=compiled)
 
 
 class OutputLayer(nn.Linear):
     """The output layer of a decoder whose embedding is another matrix."""
 
-    def forward(self, x: Tensor, successors: Tensor | None = None, chunk: int | None = None) -> Tensor:
-        """Return the logits, or the mean loss of the successors in chunks of `chunk` tokens."""
-        return output_of(x, self.weight, successors, chunk)
+    def forward(
+        self, x: Tensor, successors: Tensor | None = None, chunk: int | None = None, compiled: bool | None = None
+    ) -> Tensor:
+        """Return the output of `output_of`."""
+        return output_of(x, self.weight, successors, chunk, compiled)
 
 
 class Decoder(nn.Module):
@@ -108,10 +110,17 @@ class Decoder(nn.Module):
 
     table: Tensor
 
-    def __init__(self, config: DecoderConfig, loss_chunk_tokens: int | None, layers: range | None = None) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        loss_chunk_tokens: int | None,
+        layers: range | None = None,
+        *,
+        compiles_loss: bool | None = None,
+    ) -> None:
         super().__init__()
         layers = range(config.layers) if layers is None else layers
-        self.config, self.loss_chunk_tokens = config, loss_chunk_tokens
+        self.config, self._loss_options = config, (loss_chunk_tokens, compiles_loss)
         self.first, self.last = layers.start == 0, layers.stop == config.layers
         if self.first:
             self.embedding = nn.Embedding(config.vocabulary, config.dim)
@@ -133,9 +142,9 @@ class Decoder(nn.Module):
             return x
         x = self.norm(x)
         if not self.config.tie_embeddings:
-            output: Tensor = self.head(x, successors, self.loss_chunk_tokens)
+            output: Tensor = self.head(x, successors, *self._loss_options)
             return output
-        return output_of(x, self.embedding.weight, successors, self.loss_chunk_tokens)
+        return output_of(x, self.embedding.weight, successors, *self._loss_options)
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""

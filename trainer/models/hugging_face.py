@@ -30,10 +30,10 @@ class LanguageModel(nn.Module):
     Called with (batch, length) tokens and targets: the next tokens or, for a masked model, the masked tokens.
     """
 
-    def __init__(self, model: nn.Module, loss_chunk_tokens: int | None) -> None:
+    def __init__(self, model: nn.Module, loss_chunk_tokens: int | None, *, compiles_loss: bool | None = None) -> None:
         super().__init__()
         self.model = model
-        self.loss_chunk_tokens = loss_chunk_tokens
+        self._loss_chunk_tokens, self._compiles_loss = loss_chunk_tokens, compiles_loss
         self.has_linear_head = _has_linear_head(model)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -43,13 +43,20 @@ class LanguageModel(nn.Module):
             head = inner.get_output_embeddings()
             hidden = _head_input(head, inner, tokens)
             return next_token_loss(
-                hidden.to(head.weight.dtype), head.weight, targets, self.loss_chunk_tokens, bias=head.bias
+                hidden.to(head.weight.dtype),
+                head.weight,
+                targets,
+                self._loss_chunk_tokens,
+                bias=head.bias,
+                compiled=self._compiles_loss,
             )
         logits: Tensor = inner(input_ids=tokens).logits
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def build_language_model(config: HuggingFaceConfig, loss_chunk_tokens: int | None) -> Model:
+def build_language_model(
+    config: HuggingFaceConfig, loss_chunk_tokens: int | None, *, compiles_loss: bool | None = None
+) -> Model:
     """Build the model with new weights or those of `config.path`. Raises InputError for an invalid configuration."""
     library_config, auto_class = load_transformers_config(config), auto_model_class(config)
     try:
@@ -62,7 +69,7 @@ def build_language_model(config: HuggingFaceConfig, loss_chunk_tokens: int | Non
             inner = auto_class.from_config(library_config, dtype=torch.float32)
     except CONFIG_ERRORS as error:
         raise _config_error(config, error) from None
-    module = LanguageModel(inner, loss_chunk_tokens)
+    module = LanguageModel(inner, loss_chunk_tokens, compiles_loss=compiles_loss)
     return Model(
         module=module,
         blocks=dict(find_blocks(module)),

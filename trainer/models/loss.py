@@ -5,6 +5,7 @@ in bf16: three digits. Here the loss is fp32, and the vocabulary may be sharded 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,12 +20,19 @@ from trainyard.config.training.models import IGNORED
 
 
 def next_token_loss(
-    x: Tensor, weight: Tensor, targets: Tensor, chunk: int | None, *, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk: int | None,
+    *,
+    bias: Tensor | None = None,
+    compiled: bool | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy over all targets except IGNORED, nats.
 
     x: (batch, length, dim), weight: (vocabulary, dim), targets: (batch, length), bias: (vocabulary,).
-    `chunk`: number of rows of logits in memory; None: all. A quantized weight supports evaluation only.
+    `chunk`: number of rows of logits in memory; None: all. `compiled`: whether torch.compile fuses the passes over
+    them; None: on GPUs. A quantized weight supports evaluation only.
     With tensor parallelism the weight is a DTensor sharded by rows, and x a DTensor sharded along its length.
     """
     if chunk is None and not isinstance(weight, DTensor):
@@ -40,8 +48,17 @@ def next_token_loss(
         weight = weight.to_local()
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    loss: Tensor = _ChunkedCrossEntropy.apply(x.flatten(0, 1), weight, bias, targets.flatten(), chunk, group)
+    options = _Options(chunk, group, x.is_cuda if compiled is None else compiled, torch.is_grad_enabled())
+    loss: Tensor = _ChunkedCrossEntropy.apply(x.flatten(0, 1), weight, bias, targets.flatten(), options)
     return loss
+
+
+@dataclass(frozen=True)
+class _Options:
+    chunk: int | None
+    group: dist.ProcessGroup | None
+    compiled: bool
+    computes_gradients: bool  # the functions of autograd always run without gradients
 
 
 def _evaluate_in_chunks(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int | None) -> Tensor:
@@ -69,20 +86,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        chunk: int | None,
-        group: dist.ProcessGroup | None,
+        options: _Options,
     ) -> Tensor:
-        rows = weight.size(0)
+        rows, group = weight.size(0), options.group
         first = rows * dist.get_rank(group) if group else 0
         matrix = weight.detach().to(x.dtype)
         count = (targets != IGNORED).sum().clamp(min=1)
-        needs_gradient = any(ctx.needs_input_grad)
+        needs_gradient = options.computes_gradients and any(ctx.needs_input_grad)
         loss = torch.zeros((), device=x.device, dtype=torch.float32)
         x_gradient = torch.empty_like(x) if needs_gradient else None
         weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if needs_gradient else None
         bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if needs_gradient and bias is not None else None
-        statistics, probabilities = (_compiled if x.is_cuda else _eager)()
-        size = chunk or x.size(0)
+        statistics, probabilities = (_compiled if options.compiled else _eager)()
+        size = options.chunk or x.size(0)
         for start in range(0, x.size(0), size):
             part = slice(start, start + size)
             logits = functional.linear(x[part], matrix, None if bias is None else bias.to(x.dtype))
@@ -112,7 +128,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scaled = [None if x_sum is None else x_sum.float() * scale]
         scaled += [None if total is None else total.mul_(scale) for total in sums]
         typed = (None if total is None else total.to(dtype) for total, dtype in zip(scaled, ctx.dtypes, strict=True))
-        return (*typed, None, None, None)
+        return (*typed, None, None)
 
 
 def _local_index(targets: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:

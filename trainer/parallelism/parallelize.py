@@ -8,11 +8,11 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -52,17 +52,23 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
     if config.parallel.sharded:
         if isinstance(config.model, DecoderConfig) and not config.model.tie_embeddings:
             _shard_embedding_and_head(module, config, distributed, precision)
-        # The remaining parameters are gathered for the whole forward pass, and needed first in the backward pass.
+        # Parameters that are in no other unit are gathered during the whole forward pass, and needed first in the
+        # backward pass.
         _shard(module, config, distributed, precision, reshard=False)
 
 
 def _shard_embedding_and_head(
     decoder: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
 ) -> None:
-    """Shard the embedding alone, so that its gradients are reduced as soon as they are complete, and norm and head."""
+    """Shard the embedding, which is gathered for its forward pass only, and norm and head, which are reduced first.
+
+    The gradient of the embedding does not depend on its weight.
+    """
     parts = dict(decoder.named_children())  # those of a pipeline stage
     if "embedding" in parts:
         _shard(parts["embedding"], config, distributed, precision)
+        if config.parallel.pipeline == 1:
+            cast(FSDPModule, parts["embedding"]).set_unshard_in_backward(False)
     if "head" in parts:  # the backward pass starts with it
         _shard([parts["norm"], parts["head"]], config, distributed, precision, reshard=False)
 

@@ -18,6 +18,7 @@ from trainyard.config.loader import load_settings
 from trainyard.config.project import find_project
 from trainyard.config.stack_config import read_config
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
 from trainyard.errors import InputError, Problem
 
 GIB = 2**30
@@ -149,7 +150,8 @@ def read_job(
         per_node=per_node,
         gpu_gib=gpu_gib or _DEFAULT_GIB,
         has_gpus=has_gpus,
-        compiled=is_compiled and config.memory.compile is not False,
+        # Only the decoder's blocks are planned as compiled.
+        compiled=is_compiled and config.memory.compile is not False and isinstance(config.model, DecoderConfig),
     )
 
 

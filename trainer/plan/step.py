@@ -27,10 +27,10 @@ from trainer.plan.collectives import CollectiveCounter, Total, Totals, add
 from trainer.plan.compiled import trace_blocks
 from trainer.plan.memory import Category, MemoryRecorder, tensors_of
 from trainer.precision import Precision
-from trainer.step import Limits, update_weights
+from trainer.step import mean_over_ranks, update_weights
 from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import DecoderConfig, ImageModelConfig
+from trainyard.config.training.models import ImageModelConfig
 
 _STEPS = 2  # the first allocates the optimizer's state
 _MICRO_BATCHES = 3  # of a step; those between the first and the last are equal
@@ -53,10 +53,10 @@ class RankPlan:
 
 
 def plan_rank(config: TrainerConfig, world_size: int, per_node: int, rank: int, *, compiled: bool) -> RankPlan:
-    """Plan one rank of `world_size`, `per_node` on each node. `compiled`: whether torch.compile compiles the blocks.
+    """Plan one rank of `world_size`, `per_node` on each node.
 
-    It must be the first of its process, because DTensor caches process groups. Raises InputError if the model cannot be
-    built.
+    `compiled`: whether torch.compile compiles the blocks, which are those of the decoder then. The call must be the
+    first of its process, because DTensor caches process groups. Raises InputError if the model cannot be built.
     """
     with _fake_process_group(rank, world_size), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about operations that a GPU does not run
@@ -74,8 +74,7 @@ class _Steps:
     """Steps of one rank, which call the functions of the training loop."""
 
     def __init__(self, config: TrainerConfig, context: DistributedContext, *, compiled: bool) -> None:
-        # Only the built-in decoder's blocks can be traced.
-        self._config, self._compiled = config, compiled and isinstance(config.model, DecoderConfig)
+        self._config, self._compiled = config, compiled
         self._accumulation = count = context.layout.accumulation
         simulated = min(count, _MICRO_BATCHES) if context.layout.pipeline == 1 else count
         self._context = replace(context, layout=replace(context.layout, accumulation=simulated))
@@ -104,7 +103,8 @@ class _Steps:
                 self._count_ddp(parameters, context.data_group)
             with self.recorder.allocating("optimizer"):
                 norm = global_gradient_norm(parameters, context.pipeline_group)
-                update_weights(optimizer, parameters, loss, norm, Limits(clip_norm=1.0, loss_scale=1.0))
+                loss = mean_over_ranks(loss, context.layout.loss_ranks)
+                update_weights(optimizer, parameters, loss, norm, clip_norm=1.0, loss_scale=1.0)
             self.recorder.label(optimizer.state.values(), "optimizer")
             optimizer.zero_grad()
             self._micro_batches.append(self._counter.take())

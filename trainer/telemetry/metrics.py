@@ -216,9 +216,10 @@ class Metrics:
                 self._queue.task_done()
 
     def _wait_for_lines(self, seconds: float) -> None:
-        """Wait until all lines are written, at most `seconds`."""
+        """Wait until all lines are written, at most `seconds`. Logs how many are missing then."""
         with self._queue.all_tasks_done:
-            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, seconds)
+            if not self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, seconds):
+                _log.warning("metrics of %d steps not written within %.0f s", self._queue.unfinished_tasks, seconds)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -240,6 +241,8 @@ class Metrics:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._queue.put(None)
         self._writer.join(UPLOAD_TIMEOUT_SECONDS)
+        if self._writer.is_alive():  # the file system does not respond: the thread still uses the files
+            return
         self._tensorboard.close()
         self._lines.close()
 

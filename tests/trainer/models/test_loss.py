@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainer.export.int8_export import quantize_linear_layers
+from trainer.models import loss as loss_module
 from trainer.models.loss import next_token_loss
 from trainyard.config.training.models import IGNORED
 
@@ -100,6 +101,32 @@ def test_no_targets_have_zero_loss_and_gradient() -> None:
     assert loss.item() == 0
     assert x.grad is not None
     assert not x.grad.any()
+
+
+def test_evaluation_computes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[object] = []
+    monkeypatch.setattr(loss_module, "_add_product", lambda *values: products.append(values))
+    x, weight, targets = samples()
+    with torch.no_grad():
+        next_token_loss(x, weight, targets, 4)
+    assert products == []
+    next_token_loss(x, weight, targets, 4)
+    assert len(products) == 6
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_compilation_can_be_selected(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    calls: list[str] = []
+
+    def record(name: str) -> object:
+        calls.append(name)
+        return eager()
+
+    eager = loss_module._eager
+    monkeypatch.setattr(loss_module, "_compiled", lambda: record("compiled"))
+    monkeypatch.setattr(loss_module, "_eager", lambda: record("eager"))
+    next_token_loss(*samples(), 4, compiled=compiled)
+    assert calls == ["compiled" if compiled else "eager"]
 
 
 # The kernel's peak of this process: ru_maxrss includes the program that started it.

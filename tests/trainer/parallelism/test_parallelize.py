@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.conftest import TINY, tiny
 from trainer.distributed import init_distributed
-from trainer.models import build, decoder
+from trainer.models import build, decoder, loss
 from trainer.models.decoder import rotate
 from trainer.parallelism import parallelize, replicate
 from trainer.precision import Precision
@@ -61,6 +61,7 @@ def test_each_block_is_compiled(
         return graph.forward
 
     torch.compiler.reset()
+    monkeypatch.setattr(loss, "_compiled", loss._eager)  # it is compiled, too
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     memory = {"compile": True, "activation_checkpointing": checkpointing}
     config = tiny(memory=memory, parallel={"data": data}, model={**TINY["model"], "layers": 9})

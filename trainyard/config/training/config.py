@@ -62,7 +62,9 @@ class MemoryConfig(StrictModel):
         gt=0,
         description="Tokens whose logits are in memory at once; none: the whole micro-batch.",
     )
-    compile: bool | None = Field(None, description="Apply torch.compile to each block; none: on GPUs only.")
+    compile: bool | None = Field(
+        None, description="Apply torch.compile to each block and to the loss; none: on GPUs only."
+    )
 
 
 class DataConfig(StrictModel):

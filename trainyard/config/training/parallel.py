@@ -25,7 +25,8 @@ class ParallelConfig(StrictModel):
     )
     reshard_after_forward: bool = Field(
         True,
-        description="Free gathered weights after the forward pass (fsdp, hsdp): less memory, more communication.",
+        description="Free the gathered weights of a block after its forward pass (fsdp, hsdp): less memory, more "
+        "communication.",
     )
     reduce_per_step: bool = Field(
         False,
@@ -104,6 +105,10 @@ def parallel_problems(
         yield Problem(
             "parallel.tensor", parallel.tensor, reason, "Set it to a divisor", "tensor_parallel_not_a_divisor"
         )
+    if parallel.reduce_per_step and (parallel.data == "ddp" or parallel.pipeline > 1):
+        which = "parallel.data is ddp" if parallel.data == "ddp" else f"parallel.pipeline is {parallel.pipeline}"
+        reason = f"{which}, which always reduces gradients once per step"
+        yield Problem("parallel.reduce_per_step", True, reason, "Remove it", "reduce_per_step_without_effect")
     if parallel.shard is not None and parallel.data != "hsdp":
         reason = f"parallel.data is {parallel.data}, and only hsdp has shard groups"
         yield Problem("parallel.shard", parallel.shard, reason, "Remove it, or set data: hsdp", "shard_without_hsdp")
