@@ -128,6 +128,9 @@ MISTAKES = {
     "tensor parallelism over nodes": Mistake(
         "tensor_parallel_not_a_divisor", "config.parallel.tensor", split(tensor=4) | shape(kv_heads=4)
     ),
+    "reductions of ddp": Mistake(
+        "reduce_per_step_without_effect", "config.parallel.reduce_per_step", split(reduce_per_step=True)
+    ),
     "a group without hsdp": Mistake("shard_without_hsdp", "config.parallel.shard", split(shard=2)),
     "groups that do not divide": Mistake("shard_not_a_divisor", "config.parallel.shard", split(data="hsdp", shard=3)),
     "too few micro-batches": Mistake(

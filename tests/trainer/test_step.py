@@ -139,7 +139,7 @@ def test_no_step_is_waited_for_while_saves_are_delayed(alone: Environment, monke
     monkeypatch.setattr(Metrics, "record_step", record)
     monkeypatch.setattr(trainer.loop, "update_weights", count_steps)
     train(tiny(steps=6, checkpoint={"interval_steps": 1}, evaluation={"interval_steps": 20}), alone)
-    assert newest == [1, 1, 1, 1, 1, 0]  # started steps after the one whose figures were read
+    assert newest == [1, 1, 1, 1, 1, 0]  # steps that had started after the recorded step
 
 
 def test_losses_do_not_depend_on_when_they_are_read(

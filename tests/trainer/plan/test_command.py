@@ -1,6 +1,7 @@
 """The command `python -m trainer plan`."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.trainer.conftest import ROOT
 from trainer.plan.candidates import smaller_configurations
 from trainer.plan.command import GIB, PlannedJob, fits, plan_job
 from trainyard.config.training import TrainerConfig
+from trainyard.errors import InputError, Problem
 
 STACK_JOBS = dict(stack_jobs())
 # Peak of a rank, GiB; those of the 80 GB GPUs. Update a value when the trainer needs less.
@@ -109,3 +111,9 @@ def test_70b_does_not_fit_8_gpus_of_141_gb() -> None:
     config = TrainerConfig.model_validate({**settings, "memory": {"activation_checkpointing": "full"}})
     job = PlannedJob(config=config, ranks=8, per_node=8, gpu_gib=141.0, compiled=True)
     assert not fits(job, plan_job(job))
+
+
+def test_errors_of_other_processes_keep_their_problems() -> None:
+    error = InputError([Problem("config.model", 3, "is invalid", "Correct it", "invalid")])
+    copy: InputError = pickle.loads(pickle.dumps(error))
+    assert (copy.problems, str(copy)) == (error.problems, str(error))
