@@ -32,8 +32,8 @@ def trace_blocks(blocks: Iterable[nn.Module], policy: Policy | None) -> None:
 
     traced = aot_function(
         call,
-        fw_compiler=_run_as_it_is,
-        bw_compiler=_run_as_it_is,
+        fw_compiler=_keep_graph,
+        bw_compiler=_keep_graph,
         partition_fn=partial(_partition, policy),
         decompositions=select_decomp_table(),
     )
@@ -45,7 +45,7 @@ def _call_with_parameters(traced: Callable[..., Any], block: nn.Module, *argumen
     return traced(dict(block.named_parameters()), *arguments)
 
 
-def _run_as_it_is(gm: torch.fx.GraphModule, example_inputs: Any) -> torch.fx.GraphModule:
+def _keep_graph(gm: torch.fx.GraphModule, example_inputs: Any) -> torch.fx.GraphModule:
     return gm
 
 
