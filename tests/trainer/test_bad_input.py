@@ -100,6 +100,9 @@ MISTAKES = {
     "float8 of narrow keys": Mistake(
         "float8_unaligned_dimensions", "config", shape(dim=32, heads=4, kv_heads=1) | FLOAT8
     ),
+    "float8 with gradients of weights in bf16": Mistake(
+        "float8_recipe_needs_fsdp", "config", shape() | FLOAT8 | {"float8": {"recipe": "rowwise_with_gw_hp"}}
+    ),
     "float8 of small shards": Mistake("float8_unaligned_dimensions", "config", shape() | split(tensor=2) | FLOAT8),
     "float8 of an odd number of tokens": Mistake(
         "float8_unaligned_dimensions", "config", shape(sequence_length=31) | FLOAT8

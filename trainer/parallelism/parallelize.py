@@ -34,7 +34,7 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
     if on_gpu and getattr(config.model, "synchronize_batch_norm", False):
         nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]  # in place
     if config.precision == "float8":
-        to_float8(model.blocks)
+        to_float8(model.blocks, config.float8, config.parallel.tensor)
     for name, block in model.blocks.items():
         _materialize(block, name, model, config.seed, distributed.device)
         if tensor is not None:

@@ -27,7 +27,7 @@ UPLOAD_TIMEOUT_SECONDS = 60.0  # of the last upload, at the end of the run
 _WARMUP_STEPS = 5  # excluded from the figures: they compile and fill caches
 _SCALARS = (  # fields of a MetricLine that TensorBoard gets
     *("loss", "validation_loss", "learning_rate", "gradient_norm", "loss_scale", "memory_gib", "reserved_gib"),
-    *("allocation_retries", "mfu"),
+    *("allocation_retries", "mfu", "bf16_mfu"),
     *("samples_per_second", "tokens_per_second", "step_seconds", "data_seconds", "forward_seconds"),
     *("backward_seconds", "optimizer_seconds", "checkpoint_seconds"),
 )
@@ -63,6 +63,7 @@ class Metrics:
         self._config, self._environment, self._results = config, environment, results
         self._model, self._device = model, device
         self._peak_flops = peak_flops(device, config.precision)
+        self._bf16_peak_flops = peak_flops(device, "bf16") if config.precision == "float8" else None
         self._tokens = None if config.model.kind == "images" else config.batch_size * config.model.sequence_length
         folder = environment.metrics_dir
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +128,8 @@ class Metrics:
             **{f"{phase}_seconds": seconds for phase, seconds in outcome.phase_seconds.items()},
             checkpoint_seconds=checkpoint_seconds,
             failed_checkpoints=failed_checkpoints,
-            mfu=self._utilization(step_seconds),
+            mfu=self._utilization(step_seconds, self._peak_flops),
+            bf16_mfu=self._utilization(step_seconds, self._bf16_peak_flops),
             memory_gib=peak_memory_gib(self._device),
             **allocator_figures(self._device),
             loss_scale=outcome.loss_scale,
@@ -152,7 +154,7 @@ class Metrics:
             step_seconds=seconds,
             samples_per_second=self._config.batch_size / seconds,
             tokens_per_second=self._tokens / seconds if self._tokens else None,
-            mfu=self._utilization(seconds),
+            mfu=self._utilization(seconds, self._peak_flops),
             memory_gib=self._memory_gib,
             data_share=self._data_seconds / total,
             checkpoint_share=self._checkpoint_seconds / total,
@@ -196,11 +198,11 @@ class Metrics:
         except OSError as error:
             _log.warning("metrics not uploaded yet: %s", error)
 
-    def _utilization(self, seconds: float) -> float | None:
+    def _utilization(self, seconds: float, peak: float | None) -> float | None:
         if self._model.flops is None:
             return None
         flops = self._model.flops * self._config.batch_size
-        return utilization(flops, seconds, self._environment.world_size, self._peak_flops)
+        return utilization(flops, seconds, self._environment.world_size, peak)
 
     def _write_lines(self) -> None:
         while True:

@@ -1,5 +1,6 @@
 """Initialization, recomputation, compilation and float8 of a model's blocks."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -103,13 +104,26 @@ def test_activation_checkpointing_saves_memory(alone: Environment, data: str) ->
     assert flops["selective"] == flops["none"] < flops["full"]
 
 
-@pytest.mark.parametrize("data", ["ddp", "fsdp"])
-def test_blocks_use_float8_linear_layers(alone: Environment, monkeypatch: pytest.MonkeyPatch, data: str) -> None:
-    """Emulated in bf16, as torchao does without a GPU."""
-    from torchao import float8
+@pytest.fixture
+def emulated_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulate float8 in bf16, as torchao does without a GPU."""
+    from torchao.float8 import Float8LinearConfig
 
-    emulated = partial(float8.convert_to_float8_training, config=float8.Float8LinearConfig(emulate=True))
-    monkeypatch.setattr(float8, "convert_to_float8_training", emulated)
+    from_recipe_name = Float8LinearConfig.from_recipe_name
+    monkeypatch.setattr(
+        Float8LinearConfig,
+        "from_recipe_name",
+        staticmethod(lambda name: dataclasses.replace(from_recipe_name(name), emulate=True)),
+    )
+
+
+@pytest.mark.usefixtures("emulated_float8")
+@pytest.mark.parametrize(
+    ("data", "recipe"),
+    [("ddp", "tensorwise"), ("fsdp", "tensorwise"), ("fsdp", "rowwise"), ("fsdp", "rowwise_with_gw_hp")],
+)
+def test_blocks_use_float8_linear_layers(alone: Environment, data: str, recipe: str) -> None:
+    float8 = {"recipe": recipe, "minimum_features": 16}
     losses = {}
     for precision in ("bf16", "float8"):
         kinds: set[str] = set()
@@ -119,8 +133,23 @@ def test_blocks_use_float8_linear_layers(alone: Environment, monkeypatch: pytest
             assert all(parameter.grad is not None for parameter in module.parameters())
 
         torch.manual_seed(0)
-        losses[precision] = run_step(tiny(precision=precision, parallel={"data": data}), alone, collect_types)
+        config = tiny(precision=precision, parallel={"data": data}, float8=float8)
+        losses[precision] = run_step(config, alone, collect_types)
         assert any("Float8" in kind for kind in kinds) == (precision == "float8")
         assert kinds & {"OutputLayer", "FSDPOutputLayer"}  # it is in no block
     assert losses["bf16"] != losses["float8"]
     assert losses["bf16"] == pytest.approx(losses["float8"], abs=0.01)
+
+
+@pytest.mark.usefixtures("emulated_float8")
+def test_small_linear_layers_remain_in_bf16(alone: Environment) -> None:
+    """With two key and value heads of four, their projections are half as wide as the others."""
+    kinds: dict[str, str] = {}
+
+    def collect(module: nn.Module) -> None:
+        kinds.update((name.rpartition(".")[2], type(part).__name__) for name, part in module.named_modules())
+
+    dim = TINY["model"]["dim"]
+    run_step(tiny(precision="float8", float8={"minimum_features": dim}), alone, collect)
+    assert kinds["queries"] == "Float8Linear"
+    assert kinds["keys"] == kinds["values"] == "Linear"

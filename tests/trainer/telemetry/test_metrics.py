@@ -34,7 +34,7 @@ def record_steps(
 ) -> Metrics:
     """Return metrics after steps of these durations."""
     storage = results or LocalStorage(environment.results_uri, "RESULTS_URI")
-    recorder = Metrics(tiny(), environment, storage, Model(), CPU)
+    recorder = Metrics(changes.pop("config", tiny()), environment, storage, Model(), CPU)
     validation_loss, checkpoint_seconds = changes.pop("validation_loss", None), changes.pop("checkpoint_seconds", 0.5)
     failed = changes.pop("failed_checkpoints", 0)
     with recorder:
@@ -89,6 +89,15 @@ def test_mfu_is_over_the_peak_of_all_ranks(alone: Environment, monkeypatch: pyte
     figures = recorder.figures()
     assert figures is not None
     assert figures.mfu == lines(alone)[0].mfu == 12 * 3e12 / 24 / 3e12
+
+
+def test_float8_has_the_utilization_of_bf16_too(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {"float8": 2e12, "bf16": 1e12}
+    monkeypatch.setattr(metrics, "peak_flops", lambda device, precision: peaks[precision])
+    record_steps(alone, [24.0], config=tiny(precision="float8"))
+    (line,) = lines(alone)
+    assert line.mfu is not None
+    assert line.bf16_mfu == 2 * line.mfu
 
 
 def test_tensorboard_has_each_metric(alone: Environment) -> None:

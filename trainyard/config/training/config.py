@@ -194,6 +194,22 @@ class ProfileConfig(StrictModel):
     ranks: tuple[Integer, ...] = Field((0,), min_length=1, description="Traced ranks.")
 
 
+class Float8Config(StrictModel):
+    """Matrix products in float8, for precision float8."""
+
+    recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
+        "tensorwise",
+        description="torchao's recipe: one scale per tensor (tensorwise, the fastest), one per row (rowwise), or one "
+        "per row with the gradients of weights in bf16 (rowwise_with_gw_hp, the most accurate).",
+    )
+    minimum_features: Integer = Field(
+        1024,
+        gt=0,
+        description="Linear layers with fewer inputs or outputs on a rank remain in bf16: their conversion takes "
+        "longer than it saves.",
+    )
+
+
 class TrainerConfig(StrictModel):
     """One training job of the built-in trainer."""
 
@@ -216,6 +232,7 @@ class TrainerConfig(StrictModel):
         description="Precision of forward and backward pass; weights and optimizer states are fp32. float8 (torchao): "
         "matrix products in float8, the rest in bf16, on GPUs that support it.",
     )
+    float8: Float8Config = Field(default_factory=Float8Config, description="Settings of precision float8.")
     seed: Integer = Field(1234, ge=0, lt=2**63, description="Seed of the initial weights and of the data order.")
     deterministic: bool | None = Field(
         None, description="Bit-identical results in every run on the same ranks, slower on GPUs; none: on CPUs only."
@@ -234,6 +251,12 @@ class TrainerConfig(StrictModel):
             return self
         if self.model.kind != "decoder":
             raise validation_error("float8_unsupported_by_model", "precision float8 is for the built-in decoder")
+        if self.float8.recipe == "rowwise_with_gw_hp" and not self.parallel.sharded:
+            raise validation_error(
+                "float8_recipe_needs_fsdp",
+                "float8.recipe rowwise_with_gw_hp needs parallel.data fsdp or hsdp: with ddp, torchao 0.18 multiplies "
+                "tensors of different types",
+            )
         # torch._scaled_mm needs multiples of 16: the sides of the matrices, split by tensor parallelism, and for the
         # gradients of weights the tokens of a micro-batch.
         model, tensor, unsupported = self.model, self.parallel.tensor, []
