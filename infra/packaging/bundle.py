@@ -9,7 +9,7 @@ from trainyard.models.schemas import schema_text
 
 FOLDERS = ("playbooks", "trainyard", "trainer")
 # Files that nodes do not use. Changing them does not change the bundle.
-OPERATOR_ONLY = frozenset(
+OPERATOR_ONLY = frozenset(["trainer/plan"]) | frozenset(
     f"trainyard/{name}"
     for name in (
         *("__main__.py", "cli", "operations", "job_source"),
