@@ -78,7 +78,7 @@ def undisturbed(job: Callable[..., Job]) -> list[float]:
 
 
 @pytest.mark.parametrize("lost_node", [None, 1])
-def test_one_step_or_none_is_repeated_and_losses_are_equal(
+def test_two_steps_at_most_are_repeated_and_losses_are_equal(
     job: Callable[..., Job], undisturbed: list[float], lost_node: int | None
 ) -> None:
     cluster = Cluster(job("disturbed"))
@@ -88,7 +88,8 @@ def test_one_step_or_none_is_repeated_and_losses_are_equal(
     cluster.run(2)
     assert "resumed from memory:step-" in cluster.output(2)
     before, after = cluster.lines(1), cluster.lines(2)
-    assert after[0]["step"] in (before[-1]["step"], before[-1]["step"] + 1)
+    # Two if the copy of the step before was not complete, as on a busy machine.
+    assert before[-1]["step"] + 1 - after[0]["step"] in (0, 1, 2)
     assert after[-1]["step"] == STEPS
     for line in [*before, *after]:
         assert line["loss"] == undisturbed[line["step"] - 1], line["step"]
