@@ -78,7 +78,7 @@ def undisturbed(job: Callable[..., Job]) -> list[float]:
 
 
 @pytest.mark.parametrize("lost_node", [None, 1])
-def test_two_steps_at_most_are_repeated_and_losses_are_equal(
+def test_few_steps_are_repeated_and_losses_are_equal(
     job: Callable[..., Job], undisturbed: list[float], lost_node: int | None
 ) -> None:
     cluster = Cluster(job("disturbed"))
