@@ -13,6 +13,7 @@ from infra.packaging.user_data import user_data
 from rehearsal.aws.faults import Capacity
 from rehearsal.aws.process import ACCOUNT, EmulatedAws
 from tests.manifests import MANIFEST
+from tests.polling import eventually
 from trainyard.aws import tags
 from trainyard.aws.clients import client
 from trainyard.aws.reservations import create_reservation
@@ -367,7 +368,18 @@ def add_archive_rule(bucket: str, days: int) -> None:
 
 
 def capacity_limit(account: EmulatedAws, additional: int) -> Capacity:
-    """Return a capacity fault that allows this number of additional workers; only running instances count."""
+    """Return a capacity fault that allows this number of additional workers.
+
+    Running instances count, and unused capacity of reservations, which other tests may have left.
+    """
+
+    def is_ending() -> bool:
+        return any(instance.state in {"shutting-down", "stopping"} for instance in account.instances())
+
+    eventually(lambda: not is_ending(), "the end of instances, which use capacity until then")
     running = [instance for instance in account.instances() if instance.state in {"pending", "running"}]
     workers = sum(instance.instance_type == "c7i.xlarge" for instance in running)
-    return Capacity(limit=workers + additional, instance_type="c7i.xlarge")
+    active = [{"Name": "state", "Values": ["active"]}, {"Name": "instance-type", "Values": ["c7i.xlarge"]}]
+    response = client("ec2", account.region).describe_capacity_reservations(Filters=active)
+    unused = sum(each["AvailableInstanceCount"] for each in response["CapacityReservations"])
+    return Capacity(limit=workers + unused + additional, instance_type="c7i.xlarge")
