@@ -373,10 +373,10 @@ def capacity_limit(account: EmulatedAws, additional: int) -> Capacity:
     Running instances count, and unused capacity of reservations, which other tests may have left.
     """
 
-    def is_ending() -> bool:
+    def is_terminating() -> bool:
         return any(instance.state in {"shutting-down", "stopping"} for instance in account.instances())
 
-    eventually(lambda: not is_ending(), "the end of instances, which use capacity until then")
+    eventually(lambda: not is_terminating(), "the end of instances, which use capacity until then")
     running = [instance for instance in account.instances() if instance.state in {"pending", "running"}]
     workers = sum(instance.instance_type == "c7i.xlarge" for instance in running)
     active = [{"Name": "state", "Values": ["active"]}, {"Name": "instance-type", "Values": ["c7i.xlarge"]}]

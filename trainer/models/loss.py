@@ -164,7 +164,26 @@ _Functions = tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]
 
 
 def _eager() -> _Functions:
-    return _statistics, _probability_gradient
+    """Return the same functions with fewer passes over the logits than torch runs for the expressions, in place."""
+    exponentials: list[tuple[Tensor, Tensor]] = []  # those of a chunk, and the maxima of its rows
+
+    def statistics(logits: Tensor, index: Tensor, is_local: Tensor) -> tuple[Tensor, Tensor]:
+        values = logits.float()
+        target_logit = values.gather(1, index).squeeze(1) * is_local
+        maximum = values.amax(1)
+        values.sub_(maximum.unsqueeze(1)).exp_()
+        exponentials[:] = [(values, maximum)]
+        return values.sum(1).log() + maximum, target_logit
+
+    def gradient(
+        logits: Tensor, log_sum: Tensor, target_logit: Tensor, index: Tensor, is_local: Tensor, counted: Tensor
+    ) -> Tensor:
+        ((values, maximum),) = exponentials
+        result = values.mul_(((maximum - log_sum).exp() * counted).unsqueeze(1)).to(logits.dtype)
+        of_target = (((target_logit - log_sum).exp() - 1) * counted).to(logits.dtype).unsqueeze(1)
+        return result.scatter_(1, index, torch.where(is_local.unsqueeze(1), of_target, result.gather(1, index)))
+
+    return statistics, gradient
 
 
 @cache
