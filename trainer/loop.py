@@ -188,15 +188,15 @@ def _train(
                     group["lr"] = lr
 
                 loss = forward_backward.compute_gradients(batches, timer)
-                own_flags = {
-                    "is_termination_requested": requests.is_termination_requested,
-                    "is_save_requested": requests.is_save_requested,
-                    "is_save_due": checkpoints.is_due(step),
-                    "is_save_retried": checkpoints.is_retrying,
-                    "is_copy_due": checkpoints.is_copy_due(step),
-                    "is_copying": checkpoints.is_copying,
-                }
-                flags = StepFlags.of_all_ranks(own_flags, distributed.control_group)
+                own_flags = StepFlags(
+                    is_termination_requested=requests.is_termination_requested,
+                    is_save_requested=requests.is_save_requested,
+                    is_save_due=checkpoints.is_due(step),
+                    is_save_retried=checkpoints.is_retrying,
+                    is_copy_due=checkpoints.is_copy_due(step),
+                    is_copying=checkpoints.is_copying,
+                )
+                flags = own_flags.of_all_ranks(distributed.control_group)
                 with timer.phase("optimizer"):
                     norm = global_gradient_norm(parameters, distributed.pipeline_group) / loss_scale.value
                     loss = mean_over_ranks(loss, layout.loss_ranks)
@@ -208,8 +208,8 @@ def _train(
                 checkpoints.wait_for_staging()
                 report_training()
                 with timer.phase("optimizer"):
-                    factors = {"clip_norm": config.optimizer.clip_norm, "loss_scale": loss_scale.value}
-                    update_weights(optimizer, parameters, loss, norm, **factors)
+                    clip_norm, scale = config.optimizer.clip_norm, loss_scale.value
+                    update_weights(optimizer, parameters, loss, norm, clip_norm=clip_norm, loss_scale=scale)
                     optimizer.zero_grad()
                 if profiler.is_tracing:
                     watchdog.report_phase(step, "trace", timeouts.first_step_seconds)

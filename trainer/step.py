@@ -1,7 +1,7 @@
 """One training step: what all ranks agree on at once, and figures of the device, which the host reads later."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,11 @@ class StepFlags:
     is_copy_due: bool  # in host memory
     is_copying: bool  # on any rank
 
-    @classmethod
-    def of_all_ranks(cls, flags: Mapping[str, bool], group: dist.ProcessGroup) -> "StepFlags":
+    def of_all_ranks(self, group: dist.ProcessGroup) -> "StepFlags":
         """Return for each flag whether any rank has it. `group`: all ranks, on the CPU: the GPU continues meanwhile."""
-        values = torch.tensor([flags[each.name] for each in fields(cls)], dtype=torch.float32)
+        values = torch.tensor(astuple(self), dtype=torch.float32)
         dist.all_reduce(values, group=group)
-        return cls(**{each.name: value > 0 for each, value in zip(fields(cls), values.tolist(), strict=True)})
+        return StepFlags(**{each.name: value > 0 for each, value in zip(fields(self), values.tolist(), strict=True)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import torchvision
 from torch import Tensor, nn
 
 from trainer.models.model import Model, find_blocks
-from trainer.normalization import normalize
+from trainer.normalization import Normalization
 from trainer.telemetry.flops import counted_flops
 from trainyard.config.training.models import ImageModelConfig
 
@@ -19,12 +19,12 @@ class Classifier(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.normalization = model, Normalization()
 
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy, nats."""
         if pixels.dtype == torch.uint8:
-            pixels = normalize(pixels).to(next(self.model.parameters()).dtype)
+            pixels = self.normalization(pixels).to(next(self.model.parameters()).dtype)
         logits: Tensor = self.model(pixels.contiguous(memory_format=torch.channels_last))
         return nn.functional.cross_entropy(logits.float(), labels)
 

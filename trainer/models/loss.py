@@ -149,13 +149,20 @@ def _statistics(logits: Tensor, index: Tensor, is_local: Tensor) -> tuple[Tensor
 def _probability_gradient(
     logits: Tensor, log_sum: Tensor, target_logit: Tensor, index: Tensor, is_local: Tensor, counted: Tensor
 ) -> Tensor:
-    """Return the gradient of the sum of the losses with respect to the logits, with their type.
-
-    That of a target, its probability minus 1, is computed in fp32: the difference of rounded numbers would be wrong.
-    """
+    """Return the gradient of the sum of the losses with respect to the logits, with their type."""
     probabilities = (logits.float() - log_sum.unsqueeze(1)).exp_()
     gradient = probabilities.mul_(counted.unsqueeze(1)).to(logits.dtype)
-    of_target = (((target_logit - log_sum).exp() - 1) * counted).to(logits.dtype).unsqueeze(1)
+    return _set_target_gradient(gradient, log_sum, target_logit, index, is_local, counted)
+
+
+def _set_target_gradient(
+    gradient: Tensor, log_sum: Tensor, target_logit: Tensor, index: Tensor, is_local: Tensor, counted: Tensor
+) -> Tensor:
+    """Replace the probability of each target in `gradient` by itself minus 1.
+
+    It is computed in fp32: the difference of rounded numbers would be wrong.
+    """
+    of_target = (((target_logit - log_sum).exp() - 1) * counted).to(gradient.dtype).unsqueeze(1)
     return gradient.scatter_(1, index, torch.where(is_local.unsqueeze(1), of_target, gradient.gather(1, index)))
 
 
@@ -180,8 +187,7 @@ def _eager() -> _Functions:
     ) -> Tensor:
         ((values, maximum),) = exponentials
         result = values.mul_(((maximum - log_sum).exp() * counted).unsqueeze(1)).to(logits.dtype)
-        of_target = (((target_logit - log_sum).exp() - 1) * counted).to(logits.dtype).unsqueeze(1)
-        return result.scatter_(1, index, torch.where(is_local.unsqueeze(1), of_target, result.gather(1, index)))
+        return _set_target_gradient(result, log_sum, target_logit, index, is_local, counted)
 
     return statistics, gradient
 

@@ -1,8 +1,12 @@
 """Changes of a configuration that reduce the memory of its ranks, the cheapest first."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
+from pydantic import ValidationError
+
+from trainyard.config.dotted_keys import set_value
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig
 
@@ -18,11 +22,15 @@ def smaller_configurations(
     """
     changes: dict[str, str] = {}
     for key, value in _changes(config):
-        candidate = _with(config, key, value)
+        settings = config.model_dump()
+        set_value(settings, key, value)
+        try:
+            candidate = TrainerConfig.model_validate(settings)
+        except ValidationError:  # such as float8 with too small parts
+            continue
         if candidate.problems(world_size, per_node):
             continue
-        before = _value(config, key)
-        first = changes.get(key, f"{key} {before} -> ").partition(" -> ")[0]
+        first = changes.get(key, f"{key} {attrgetter(key)(config)}").partition(" -> ")[0]
         changes[key] = f"{first} -> {value}"
         config = candidate
         yield config, list(changes.values())
@@ -42,17 +50,3 @@ def _changes(config: TrainerConfig) -> Iterator[tuple[str, Any]]:
         yield "parallel.data", "fsdp"
     if isinstance(config.model, DecoderConfig):
         yield from (("parallel.tensor", degree) for degree in _TENSOR_DEGREES if degree > config.parallel.tensor)
-
-
-def _with(config: TrainerConfig, key: str, value: Any) -> TrainerConfig:
-    section, _, name = key.rpartition(".")
-    if not section:
-        return config.model_copy(update={name: value})
-    return config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
-
-
-def _value(config: TrainerConfig, key: str) -> Any:
-    result: Any = config
-    for name in key.split("."):
-        result = getattr(result, name)
-    return result

@@ -173,7 +173,7 @@ def describe(job: PlannedJob, plans: Sequence[RankPlan]) -> Mapping[str, Any]:
                 "memory": plan.memory,
                 "collectives": [
                     {"operation": each.name, "group": each.group, "ranks": each.ranks, **vars(total)}
-                    for each, total in sorted(plan.collectives.items(), key=lambda item: -item[1].bytes)
+                    for each, total in plan.collectives.items()
                 ],
             }
             for plan in plans
@@ -195,5 +195,5 @@ def _table(job: PlannedJob, plans: Sequence[RankPlan]) -> Iterator[str]:
     yield f"{'available for tensors':28}" + f"{job.usable_bytes / GIB:12.2f}" * len(plans)
     for plan in plans:
         yield f"\n{f'collectives of rank {plan.rank} in a step':36}{'ranks':>6}{'count':>8}{'GiB':>10}"
-        for each, total in sorted(plan.collectives.items(), key=lambda item: -item[1].bytes):
+        for each, total in plan.collectives.items():
             yield f"{f'{each.name} ({each.group})':36}{each.ranks:6}{total.count:8}{total.bytes / GIB:10.2f}"

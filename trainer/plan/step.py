@@ -44,7 +44,7 @@ class RankPlan:
 
     rank: int
     memory: Mapping[Category, int]
-    collectives: Totals  # of one step
+    collectives: Totals  # of one step, the largest number of bytes first
 
     @property
     def peak_bytes(self) -> int:
@@ -63,18 +63,24 @@ def plan_rank(config: TrainerConfig, world_size: int, per_node: int, rank: int, 
         world = dist.group.WORLD
         assert world is not None, "it is initialized"
         context = build_context(config, world_size, per_node, torch.device("cpu"), lambda _: world)
-        model = build(config, context.pipeline_stage)
         steps = _Steps(config, context, compiled=compiled)
+        model = build(steps.config, context.pipeline_stage)
         with _as_on_gpus(), FakeTensorMode(allow_non_fake_inputs=True), steps.recorder:
             collectives = steps.run(model)
-        return RankPlan(rank=rank, memory=steps.recorder.peak(), collectives=collectives)
+        ordered = dict(sorted(collectives.items(), key=lambda item: -item[1].bytes))
+        return RankPlan(rank=rank, memory=steps.recorder.peak(), collectives=ordered)
 
 
 class _Steps:
     """Steps of one rank, which call the functions of the training loop."""
 
     def __init__(self, config: TrainerConfig, context: DistributedContext, *, compiled: bool) -> None:
-        self._config, self._compiled = config, compiled
+        checkpointing = config.memory.activation_checkpointing
+        changes: dict[str, Any] = {"compile": False}
+        if compiled:  # the traced blocks apply it
+            changes["activation_checkpointing"] = "none"
+        self.config = config.model_copy(update={"memory": config.memory.model_copy(update=changes)})
+        self._compiled, self._policy = compiled, checkpoint_policy(checkpointing)
         self._accumulation = count = context.layout.accumulation
         simulated = min(count, _MICRO_BATCHES) if context.layout.pipeline == 1 else count
         self._context = replace(context, layout=replace(context.layout, accumulation=simulated))
@@ -85,9 +91,12 @@ class _Steps:
 
     def run(self, model: Model) -> Totals:
         """Run the steps; return the collectives of one."""
-        context, precision = self._context, Precision(self._config, self._context.device)
+        config, context = self.config, self._context
+        precision = Precision(config, context.device)
         self._vocabulary = model.vocabulary // context.layout.tensor
-        config = self._parallelize(model, precision)
+        parallelize(_without_data(model), config, context, precision)
+        if self._compiled:
+            trace_blocks(model.blocks.values(), self._policy)
         module = replicate(model, config, context) if config.parallel.sharded else model.module
         parameters = list(model.module.parameters())
         self.recorder.label(parameters, "parameters")
@@ -118,21 +127,8 @@ class _Steps:
         repeated = {operation: total.times(skipped) for operation, total in self._micro_batches[1].items()}
         return add(*self._micro_batches, repeated)
 
-    def _parallelize(self, model: Model, precision: Precision) -> TrainerConfig:
-        """Parallelize the model; return the configuration without what the traced blocks do themselves."""
-        checkpointing = self._config.memory.activation_checkpointing
-        changes: dict[str, Any] = {"compile": False}
-        if self._compiled:
-            changes["activation_checkpointing"] = "none"
-        memory = self._config.memory.model_copy(update=changes)
-        config = self._config.model_copy(update={"memory": memory})
-        parallelize(_without_data(model), config, self._context, precision)
-        if self._compiled:
-            trace_blocks(model.blocks.values(), checkpoint_policy(checkpointing))
-        return config
-
     def _batches(self) -> Iterator[Batch]:
-        model, size = self._config.model, self._config.micro_batch_size
+        model, size = self.config.model, self.config.micro_batch_size
         while True:
             if isinstance(model, ImageModelConfig):
                 pixels = torch.empty(size, 3, model.image_size, model.image_size, dtype=torch.uint8)

@@ -172,7 +172,7 @@ class Metrics:
         self._wait_for_lines(UPLOAD_TIMEOUT_SECONDS)
         self._raise_error()
         if self._upload_thread is not None:
-            self._upload_thread.join(UPLOAD_TIMEOUT_SECONDS)
+            self._upload_thread.join(max(0.0, deadline - time.monotonic()))
         if self._upload_thread is None or not self._upload_thread.is_alive():
             self._start_upload().join(max(0.0, deadline - time.monotonic()))
         if self._upload_thread is not None and self._upload_thread.is_alive():

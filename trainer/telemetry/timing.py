@@ -28,14 +28,12 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._host: dict[str, float] = {}
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self.start()
 
     def start(self) -> None:
         """Start to measure a step."""
         self._host = dict.fromkeys((*PHASES, _WAITING), 0.0)
-        self._events = []
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._started_at = time.perf_counter()
         self._start = self._record_event()
 

@@ -4,7 +4,7 @@ import torch
 from torchvision.transforms.v2 import functional
 
 from trainer.models.images import build_classifier
-from trainer.normalization import MEAN, STD, normalize
+from trainer.normalization import MEAN, STD, Normalization
 from trainyard.config.training.models import ImageModelConfig
 
 
@@ -19,7 +19,7 @@ def test_pixels_are_normalized_on_the_device_of_the_model() -> None:
     torch.manual_seed(0)
     pixels, labels = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), torch.arange(4)
     expected = functional.normalize(pixels.float() / 255, list(MEAN), list(STD))
-    torch.testing.assert_close(normalize(pixels), expected)
+    torch.testing.assert_close(Normalization()(pixels), expected)
     model = build_classifier(ImageModelConfig(kind="images", architecture="resnet18", classes=10, image_size=32))
     model.module.eval()
     torch.testing.assert_close(model.module(pixels, labels), model.module(expected, labels))
