@@ -66,7 +66,7 @@ def parallelize(base_model: Decoder, config: TrainerConfig, device: torch.device
     if config.parallel.data == "fsdp":
         no_autocast = config.precision == "fp32"
         policy = MixedPrecisionPolicy() if no_autocast else MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-        for block in base_model.blocks.values():
+        for block in base_model.layers.values():
             if compiled:
                 block.compile()
             fully_shard(block, mp_policy=policy)

@@ -84,6 +84,7 @@ def job_config(
         "micro_batch_size": micro,
         "precision": precision,
         "parallel": {"data": data},
+        "data": {"separate_documents": False},  # as the other loops
         "checkpoint": {"interval_steps": 10**6},
         "evaluation": {"interval_steps": 10**6},
         "threads": None if torch.cuda.is_available() else max(1, (os.cpu_count() or 1) // processes),

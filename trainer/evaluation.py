@@ -19,25 +19,25 @@ def compute_validation_loss(
     distributed: DistributedContext,
     is_terminating: Callable[[], bool],
 ) -> float | None:
-    """Return the mean loss over `count` batches of all ranks, in nats per token (per image).
+    """Return the mean loss over all targets of `count` batches of all ranks, in nats per token (per image).
 
     Returns None if any rank terminates: `is_terminating` is called on each rank at each batch.
     """
-    total, micro_batches = 0.0, distributed.layout.accumulation
+    total, targets, micro_batches = 0.0, 0.0, distributed.layout.accumulation
     module.eval()
     try:
         for _ in range(count):
             terminating = is_terminating()
             loss = forward_backward.compute_loss(batches, micro_batches)
-            sums = torch.stack([loss, torch.full_like(loss, terminating)])
+            sums = torch.cat([loss, loss.new_full((1,), terminating)])
             dist.all_reduce(sums)
-            batch_loss, any_terminating = sums.tolist()
+            batch_loss, share, any_terminating = sums.tolist()
             if any_terminating:
                 return None
-            total += batch_loss / distributed.layout.loss_ranks
+            total, targets = total + batch_loss, targets + share
     finally:
         module.train()
-    return total / count
+    return total / targets if targets else 0.0
 
 
 @torch.no_grad()

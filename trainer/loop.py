@@ -21,6 +21,8 @@ from trainer.failures.step_limit import StepLimit
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
 from trainer.garbage import collect_by_step
 from trainer.job_requests import JobRequests
+from trainer.models.pretrained import open_model
+from trainer.models.pretrained_weights import load_weights
 from trainer.optimizer import build_optimizer, learning_rate
 from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
@@ -96,6 +98,8 @@ def _train(
         stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
         if session.optimizer is None:
             parallelize(model, config, distributed, precision)
+            if model.pretrained is not None:
+                load_weights(model.module, open_model(model.pretrained))
             session.optimizer = build_optimizer(list(model.module.parameters()), config.optimizer)
         parameters, optimizer = list(model.module.parameters()), session.optimizer
         optimizer.zero_grad()  # after a recovery they are parts of the old module
@@ -110,7 +114,7 @@ def _train(
             model=model.module,
             optimizer=optimizer,
             progress=progress,
-            shape=config.model.model_dump(mode="json"),
+            shape=config.model.shape,
             order=data.order,
             batch_size=config.batch_size,
             scaler=loss_scale.state,
@@ -198,8 +202,9 @@ def _train(
                 )
                 flags = own_flags.of_all_ranks(distributed.control_group)
                 with timer.phase("optimizer"):
-                    norm = global_gradient_norm(parameters, distributed.pipeline_group) / loss_scale.value
-                    loss = mean_over_ranks(loss, layout.loss_ranks)
+                    loss, share = mean_over_ranks(loss, layout.loss_ranks)
+                    gradient_scale = share * loss_scale.value
+                    norm = global_gradient_norm(parameters, distributed.pipeline_group) / gradient_scale
                 read_figures = copy_to_host(torch.stack([loss, norm]))
                 if config.recovery == "in_process":
                     read_figures()  # if a rank was lost meanwhile, this step has not changed the weights
@@ -208,8 +213,8 @@ def _train(
                 checkpoints.wait_for_staging()
                 report_training()
                 with timer.phase("optimizer"):
-                    clip_norm, scale = config.optimizer.clip_norm, loss_scale.value
-                    update_weights(optimizer, parameters, loss, norm, clip_norm=clip_norm, loss_scale=scale)
+                    clip_norm = config.optimizer.clip_norm
+                    update_weights(optimizer, parameters, loss, norm, clip_norm=clip_norm, scale=gradient_scale)
                     optimizer.zero_grad()
                 if profiler.is_tracing:
                     watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
@@ -340,7 +345,7 @@ def _train(
         def evaluate_whole_model(module: nn.Module) -> float:
             return mean_loss_of_model(module, data.held_out_batches(validation_micro_batches), device)
 
-        exports = export(model, config, distributed, session.results, validation_loss, evaluate_whole_model)
+        exports = export(model, config, distributed, session.results, data, validation_loss, evaluate_whole_model)
         if metrics:
             if exports:
                 run_results = run_results.model_copy(update={"exports": exports})

@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import MODEL_PATH, HuggingFaceConfig
+from trainyard.config.training.models import HuggingFaceConfig, ImageModelConfig
 from trainyard.config.validation_errors import problems_from
 from trainyard.errors import InputError, Problem
 
@@ -124,17 +124,26 @@ def load_config(path: Path, world_size: int, per_node: int) -> TrainerConfig:
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
         raise InputError([Problem("--config", file, reason, "Set it to a JSON file", "config_not_readable")]) from None
+    config = resolve_model(config)
     if problems := config.problems(world_size, per_node):
         raise InputError([replace(problem, key=f"config.{problem.key}") for problem in problems])
-    return _with_model_path(config)
+    return config
 
 
-def _with_model_path(config: TrainerConfig) -> TrainerConfig:
-    """Replace the path MODEL_PATH by the value of that environment variable. Raises InputError if it is not set."""
+def resolve_model(config: TrainerConfig) -> TrainerConfig:
+    """Return the configuration with the location of the model and, for the decoder, its shape in config.json.
+
+    Raises InputError if the model cannot be read, or if the configuration does not fit it.
+    """
     model = config.model
-    if not isinstance(model, HuggingFaceConfig) or model.path != MODEL_PATH:
+    if isinstance(model, ImageModelConfig) or model.path is None:
         return config
-    if not (path := os.environ.get(MODEL_PATH.lstrip("$"))):
-        fix = "Set MODEL_PATH to the folder of the model"
-        raise InputError([Problem("config.model.path", model.path, "MODEL_PATH is not set", fix, "variable_missing")])
-    return config.model_copy(update={"model": model.model_copy(update={"path": path})})
+    from trainer.models.pretrained import locate, resolve_decoder  # imports torch's and transformers' packages
+
+    if isinstance(model, HuggingFaceConfig):
+        return config.model_copy(update={"model": model.model_copy(update={"path": locate(model)})})
+    resolved = config.model_copy(update={"model": resolve_decoder(model)})
+    try:
+        return TrainerConfig.model_validate(resolved.model_dump())
+    except ValidationError as error:
+        raise InputError(problems_from(error, "config", model.path, TrainerConfig)) from None

@@ -74,10 +74,16 @@ def copy_to_host(values: Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def mean_over_ranks(loss: Tensor, ranks: int) -> Tensor:
-    """Return the mean of the losses of the `ranks` that compute one; the others have 0. Changes `loss`."""
+def mean_over_ranks(loss: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of all targets that have one, and their share of all targets.
+
+    loss: (2,), the result of `ForwardBackward`, which is changed. `ranks`: number of ranks that compute a loss; the
+    others have 0.
+    """
     dist.all_reduce(loss)
-    return loss / ranks
+    mean, share = loss / ranks
+    share = share.clamp(min=torch.finfo(share.dtype).tiny)  # without a target the loss is 0
+    return mean / share, share
 
 
 def update_weights(
@@ -87,14 +93,15 @@ def update_weights(
     norm: Tensor,
     *,
     clip_norm: float,
-    loss_scale: float,
+    scale: Tensor | float,
 ) -> None:
     """Clip the gradients and update the weights; unchanged if loss or norm is not finite. Does not wait for the device.
 
-    loss, norm: scalars, the norm without the loss scale. The optimizer skips the step as for torch's GradScaler.
+    loss, norm: scalars. `scale`: factor of the gradients that `norm` does not have. The optimizer skips the step as for
+    torch's GradScaler.
     """
     is_finite = loss.isfinite() & norm.isfinite()
     clipping = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-    scale_gradients(parameters, clipping / loss_scale)
+    scale_gradients(parameters, clipping / scale)
     optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
     optimizer.step()

@@ -38,6 +38,10 @@ class Storage(ABC):
         """Return the object's content; None if it does not exist."""
 
     @abstractmethod
+    def read_range(self, key: str, start: int, stop: int) -> bytes:
+        """Return the object's bytes from `start` to `stop`. Raises OSError if it is shorter."""
+
+    @abstractmethod
     def exists(self, key: str) -> bool:
         """Whether the object exists."""
 
@@ -76,6 +80,12 @@ class Storage(ABC):
         return InputError([Problem(self.name, self.uri, reason, fix, code)])
 
 
+def _require_length(content: bytes, length: int, name: str) -> bytes:
+    if len(content) != length:
+        raise OSError(f"{name} is incomplete: it ends {length - len(content)} bytes too early")
+    return content
+
+
 class S3Error(OSError):
     """S3 has returned an error response; `code` is its error code."""
 
@@ -108,6 +118,12 @@ class LocalStorage(Storage):
         """Return the file's content; None if it does not exist."""
         path = self._root / key
         return path.read_bytes() if path.is_file() else None
+
+    def read_range(self, key: str, start: int, stop: int) -> bytes:
+        """Return the file's bytes from `start` to `stop`."""
+        with (self._root / key).open("rb") as file:
+            file.seek(start)
+            return _require_length(file.read(stop - start), stop - start, self.uri + key)
 
     def exists(self, key: str) -> bool:
         """Whether the file exists."""
@@ -215,6 +231,15 @@ class S3Storage(Storage):
                 return None
             raise
         return body
+
+    def read_range(self, key: str, start: int, stop: int) -> bytes:
+        """Return the object's bytes from `start` to `stop`."""
+        if start == stop:
+            return b""
+        part = f"bytes={start}-{stop - 1}"
+        with self._as_os_errors():
+            response = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, Range=part)
+            return _require_length(response["Body"].read(), stop - start, self.uri + key)
 
     def exists(self, key: str) -> bool:
         """Whether the object exists."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainer.loop import train
-from trainer.settings import Environment
+from trainer.settings import Environment, resolve_model
 from trainyard.config.training import TrainerConfig
 
 
@@ -23,7 +23,7 @@ def main() -> None:
             "RESULTS_URI": f"{folder}/results",
             "METRICS_DIR": f"{folder}/metrics",
         }
-        train(TrainerConfig.model_validate(config), Environment.read(os.environ | variables))
+        train(resolve_model(TrainerConfig.model_validate(config)), Environment.read(os.environ | variables))
     dist.destroy_process_group()
 
 

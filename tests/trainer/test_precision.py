@@ -51,7 +51,7 @@ def test_overflow_step_changes_no_weights(alone: Environment, monkeypatch: pytes
         loss = forward(self, x, successors)
         if not self.training:
             return loss
-        weights.append(self.head.weight.detach().clone())
+        weights.append(self.get_parameter("lm_head.weight").detach().clone())
         if len(weights) == 3:  # the second step: the warm-up is the first pass
             loss.register_hook(lambda gradient: gradient * torch.inf)  # type: ignore[no-untyped-call]
         return loss

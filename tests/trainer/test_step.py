@@ -33,7 +33,7 @@ def update(layer: nn.Linear, loss: float, norm: float) -> torch.optim.AdamW:
     parameters = list(layer.parameters())
     optimizer = torch.optim.AdamW(parameters, fused=True)
     values = torch.tensor(loss), torch.tensor(norm)
-    update_weights(optimizer, parameters, *values, clip_norm=1.0, loss_scale=LOSS_SCALE)
+    update_weights(optimizer, parameters, *values, clip_norm=1.0, scale=LOSS_SCALE)
     return optimizer
 
 

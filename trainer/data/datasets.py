@@ -18,7 +18,7 @@ from trainer.data.tokens import Masking, TokenSamples
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import ImageModelConfig
-from trainyard.models.dataset import Dataset, ImageDataset, Shard
+from trainyard.models.dataset import Dataset, ImageDataset, Shard, TokenDataset
 
 if TYPE_CHECKING:
     from trainer.data.images import ImageSamples
@@ -47,7 +47,8 @@ class DataError(Exception):
 class Data:
     """Micro-batches of one rank, in CPU memory, which is pinned if there is a GPU.
 
-    causal: tokens and their successors, int64 (samples, length) each; masked: inputs and labels of the same form;
+    causal: tokens and their successors, int64 (samples, length) each; masked: inputs and labels of the same form; both
+    followed by `cu_seqlens` (trainer/models/documents.py) if a sequence has several documents;
     images: pixels float32 (samples, 3, size, size), normalized, and labels int64 (samples,).
     """
 
@@ -56,7 +57,7 @@ class Data:
     ) -> None:
         """Use `open_data`, which checks its arguments."""
         self.index = index
-        self._storage = cache.storage
+        self.storage = cache.storage
         self._batch = config.micro_batch_size * ranks  # samples of one micro-batch on all ranks
         self._iterators: list[Batches] = []
         splits = []
@@ -121,9 +122,16 @@ class Data:
             "config.data.shuffle_block_samples": self._order.block,
         }
 
+    @property
+    def special_tokens(self) -> dict[str, int | None]:
+        """Token ids by their keys in config.json of transformers; empty for images."""
+        if not isinstance(self.index, TokenDataset):
+            return {}
+        return {"bos_token_id": self.index.start, "eos_token_id": self.index.end}
+
     def require_vocabulary_fits(self, limit: int) -> None:
         """Raise InputError if the dataset has more than `limit` token ids or classes, the number of the model."""
-        require_vocabulary_fits(self.index, limit, self._storage)
+        require_vocabulary_fits(self.index, limit, self.storage)
 
     def close(self) -> None:
         """Stop threads and processes."""
@@ -170,7 +178,8 @@ def _create_samples(
             vocabulary=index.vocabulary,
             end=index.end,
         )
-    return TokenSamples(index, shards, cache, model.sequence_length, masking)
+    separates = config.data.separate_documents
+    return TokenSamples(index, shards, cache, model.sequence_length, masking, separates_documents=separates)
 
 
 def _create_loader(

@@ -59,6 +59,10 @@ class ImageSamples:
         """Return the tensors of `read` unchanged."""
         return read
 
+    def complete(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the batch unchanged."""
+        return batch
+
     def read_encoded(self, shards: IntArray, indices: IntArray) -> tuple[list[memoryview], IntArray]:
         """Return the encoded image files and their labels."""
         images, labels = [], np.empty(len(shards), dtype=np.int64)

@@ -43,6 +43,16 @@ def require_matching_model(index: Dataset, config: TrainerConfig, storage: Stora
         reason = "has no mask token, and the model's task is masked"
         fix = "Prepare it with a tokenizer that has a mask token, or train task: causal"
         raise InputError([_problem(storage, reason, fix, "mask_token_missing")])
+    if index.row_tokens is not None:
+        if index.row_tokens != model.sequence_length + 1:
+            length = index.row_tokens - 1
+            reason = f"has rows of conversations of {length} tokens, and the model's sequences have another length"
+            fix = f"Set model.sequence_length to {length}, or prepare the dataset with another --sequence-length"
+            raise InputError([_problem(storage, reason, fix, "row_length_mismatch")])
+        if model.task == "masked":
+            reason = "is a dataset of conversations, and the model's task is masked"
+            raise InputError([_problem(storage, reason, "Train task: causal", "dataset_of_another_task")])
+        return
     for purpose, shards in (("to train on", index.train), ("to hold out", index.validation)):
         if all(shard.count <= model.sequence_length for shard in shards):
             reason = f"has no sample of {model.sequence_length + 1} tokens {purpose}"

@@ -56,7 +56,10 @@ class Samples(Protocol):
         """Read and prepare samples: the expensive part."""
 
     def batch(self, read: Read) -> Batch:
-        """Convert the result of `read`, or a slice of its samples, to the tensors to train on."""
+        """Convert the result of `read`, or a slice of its samples, to tensors whose first dimension counts samples."""
+
+    def complete(self, batch: Batch) -> Batch:
+        """Return the tensors to train on of a micro-batch from `batch`, also those that count no samples."""
 
     def close(self) -> None:
         """Release files."""
@@ -144,7 +147,7 @@ class _WorkerDataset(TorchDataset[_WorkerBatch | _WorkerFailure]):
 
     def __getitems__(self, positions: range) -> _WorkerBatch | _WorkerFailure:
         try:
-            return _WorkerBatch(self._dataset.__getitems__(positions))
+            return _WorkerBatch(self._dataset.samples.complete(self._dataset.__getitems__(positions)))
         except OSError as error:
             return _WorkerFailure(str(error))
 
@@ -264,7 +267,7 @@ class WorkerLoader:
             reads = prefetch_in_thread(reads, groups_in_advance)
         with closing(reads):
             for group in reads:
-                yield from map(to_batch, split(group))
+                yield from (self._samples.complete(to_batch(part)) for part in split(group))
 
     def _load_in_workers(self, positions: _MicroBatchPositions) -> Batches:
         if positions.number is None:

@@ -1,4 +1,4 @@
-"""Text samples: windows of consecutive tokens. Each window is in one shard."""
+"""Text samples: windows of consecutive tokens, or rows of packed conversations. Each sample is in one shard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from trainer.data.cache import Cache
 from trainer.data.counter_rng import IntArray
 from trainer.data.masking import mask_tokens
 from trainer.data.shards import MappedShards
-from trainyard.models.dataset import Shard, TokenDataset
+from trainyard.config.training.models import IGNORED
+from trainyard.models.dataset import HAS_LOSS, STARTS_DOCUMENT, TOKEN_BITS, Shard, TokenDataset
 
 _READ_BYTES = 2 * 2**20  # size of the micro-batches to read in one call
 _MAX_READ_SAMPLES = 128  # limit for short samples, so that they are not read far in advance
@@ -31,13 +32,29 @@ class Masking:
 
 
 class TokenSamples:
-    """Windows of `length` + 1 tokens. The last token of a window, its last target, is the first of the next window."""
+    """Windows of `length` + 1 tokens. The last token of a window, its last target, is the first of the next window.
+
+    Rows of packed conversations have `length` + 1 tokens, too, and share none.
+    """
 
     def __init__(
-        self, index: TokenDataset, listed: Sequence[Shard], cache: Cache, length: int, masking: Masking | None = None
+        self,
+        index: TokenDataset,
+        listed: Sequence[Shard],
+        cache: Cache,
+        length: int,
+        masking: Masking | None = None,
+        *,
+        separates_documents: bool = True,
     ) -> None:
-        """`masking`: for the task masked; None: for the task causal."""
-        self.counts = [max(0, (shard.count - 1) // length) for shard in listed]
+        """`masking`: for the task masked; None: for the task causal.
+
+        `separates_documents`: tokens do not attend to other documents, and the last token of a document has no target.
+        """
+        self._row_tokens, self._end = index.row_tokens, index.end
+        self._separates = separates_documents and (index.end is not None or index.row_tokens is not None)
+        self._stride = length if index.row_tokens is None else index.row_tokens
+        self.counts = [max(0, (shard.count - (length + 1 - self._stride)) // self._stride) for shard in listed]
         self.samples_per_read = min(_MAX_READ_SAMPLES, max(1, _READ_BYTES // (2 * 8 * length)))
         self.is_cheap = masking is None
         self.shards = MappedShards(listed, cache)
@@ -47,7 +64,7 @@ class TokenSamples:
     def read(self, shards: IntArray, indices: IntArray, positions: IntArray) -> tuple[npt.NDArray[Any], ...]:
         """Return windows of tokens as they are stored, or masked tokens and their labels."""
         width, length = self._dtype.itemsize, self._length
-        size, step = (length + 1) * width, length * width
+        size, step = (length + 1) * width, self._stride * width
         numbers = shards.tolist()
         content = {shard: self.shards[shard] for shard in set(numbers)}
         locations = zip(numbers, (indices * step).tolist(), strict=True)
@@ -67,15 +84,50 @@ class TokenSamples:
             end=masking.end,
         )
 
-    def batch(self, read: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """Return tokens and their successors, or masked tokens and their labels: int64, (samples, length) each."""
-        if self._masking is None:
-            # Both are views of the same memory, which is written once.
-            tokens = read[0].astype(np.int64)
-            return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(tokens[:, 1:])
-        inputs, labels = read
-        return torch.from_numpy(inputs), torch.from_numpy(labels)
+    def batch(self, read: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Return tokens and their successors, or masked tokens and their labels: int64, (samples, length) each.
+
+        Rows of packed conversations also have the first tokens of the conversations: bool, (samples, length).
+        """
+        if self._masking is not None:
+            inputs, labels = read
+            return torch.from_numpy(inputs), torch.from_numpy(labels)
+        if self._row_tokens is not None:
+            return _unpack(read[0])
+        # Both are views of the same memory, which is written once.
+        tokens = read[0].astype(np.int64)
+        successors = tokens[:, 1:]
+        if self._separates and (ends := tokens[:, :-1] == self._end).any():
+            successors = np.where(ends, IGNORED, successors)
+        return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(successors)
+
+    def complete(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return a micro-batch with its documents (`cu_seqlens`), if a sequence has several."""
+        tokens, targets = batch[:2]
+        if not self._separates:
+            return tokens, targets
+        if self._row_tokens is not None:
+            first = batch[2].numpy().copy()
+        else:
+            # Masking may have replaced a token by that at the end of documents; the label is the original.
+            original = tokens if self._masking is None else torch.where(targets == IGNORED, tokens, targets)
+            first = np.zeros(tokens.shape, dtype=bool)
+            first[:, 1:] = original[:, :-1].numpy() == self._end
+        first[:, 0] = True
+        if np.count_nonzero(first) == len(first):
+            return tokens, targets
+        starts = np.flatnonzero(first).astype(np.int32)
+        return tokens, targets, torch.from_numpy(np.append(starts, np.int32(first.size)))
 
     def close(self) -> None:
         """Close the shards."""
         self.shards.close()
+
+
+def _unpack(rows: npt.NDArray[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, targets and first tokens of conversations, of rows with flags (trainyard/models/dataset.py)."""
+    values = rows.astype(np.int64)
+    tokens = values & TOKEN_BITS
+    targets = np.where(values[:, 1:] & HAS_LOSS, tokens[:, 1:], IGNORED)
+    first = (values[:, :-1] & STARTS_DOCUMENT) != 0
+    return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets), torch.from_numpy(first)

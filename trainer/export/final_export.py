@@ -8,13 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.data import Data
 from trainer.distributed import DistributedContext
 from trainer.export.int8_export import export_int8
-from trainer.export.model_config import build_empty_model, build_export_config, build_int8_config, name_prefix
+from trainer.export.model_config import build_empty_model, export_format
+from trainer.export.model_files import copy_model_files
 from trainer.export.safetensors_export import export_model, load_exported_weights
 from trainer.models import Model
+from trainer.models.loss import counted_share
+from trainer.models.pretrained import open_model
 from trainer.storage import Storage
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import ImageModelConfig
 from trainyard.models.metrics import Export
 
 Exports = dict[Literal["safetensors", "int8"], Export]
@@ -26,6 +31,7 @@ def export(
     config: TrainerConfig,
     distributed: DistributedContext,
     results: Storage,
+    data: Data,
     validation_loss: float,
     evaluate: Callable[[nn.Module], float],
 ) -> Exports:
@@ -38,22 +44,26 @@ def export(
     exports: Exports = {}
     if not config.checkpoint.export:
         return exports
-    export_config, prefix = build_export_config(config.model), name_prefix(config.model)
-    export_model(model.module, export_config, results, distributed.checkpoint_group, prefix=prefix)
+    tokens = data.special_tokens
+    format = export_format(config.model, tokens, config.checkpoint.export_dtype)
+    group = distributed.checkpoint_group
+    export_model(model.module, format.config, results, group, rename=format.rename, dtype=format.dtype)
     if distributed.rank == 0:
+        source = None if isinstance(config.model, ImageModelConfig) else config.model.path
+        copy_model_files(results, "export/", data.storage, None if source is None else open_model(source), tokens)
         size = sum(bytes_ for name, bytes_ in results.sizes("export").items() if name.endswith(".safetensors"))
         exports["safetensors"] = Export(uri=f"{results.uri}export/", bytes=size, validation_loss=validation_loss)
     if "int8" in config.checkpoint.export:
         if distributed.rank == 0:
             try:
                 whole = build_empty_model(config.model, config.memory.loss_chunk_tokens)
-                load_exported_weights(whole, results, prefix=prefix)
+                load_exported_weights(whole, results, rename=format.rename)
                 report = export_int8(
                     whole.to(distributed.device),
-                    build_int8_config(config.model, export_config),
+                    format.int8_config(),
                     results,
                     evaluate=evaluate,
-                    prefix=prefix,
+                    rename=format.rename,
                 )
             except Exception as error:  # any error: training has succeeded, and the full weights are exported
                 message = (str(error).strip() or "no message").splitlines()[0][:300]
@@ -65,7 +75,7 @@ def export(
                 exports["int8"] = Export(uri=uri, bytes=report.bytes, validation_loss=report.loss)
                 full = exports["safetensors"]
                 exports["safetensors"] = full.model_copy(update={"validation_loss": report.full_loss})
-        dist.barrier(group=distributed.checkpoint_group)  # its timeout is longer than that of training's groups
+        dist.barrier(group=group)  # its timeout is longer than that of training's groups
     return exports
 
 
@@ -73,5 +83,9 @@ def export(
 def mean_loss_of_model(module: nn.Module, batches: Iterable[tuple[torch.Tensor, ...]], device: torch.device) -> float:
     """Return the mean validation loss of a whole model on one rank, computed in the type of its weights."""
     module.eval()
-    losses = [float(module(*(tensor.to(device) for tensor in batch))) for batch in batches]
-    return sum(losses) / len(losses)
+    total = torch.zeros(2, device=device)
+    for batch in batches:
+        inputs = tuple(tensor.to(device) for tensor in batch)
+        total += torch.stack([module(*inputs).float(), counted_share(inputs[1])])
+    loss, share = total.tolist()
+    return loss / share if share else 0.0

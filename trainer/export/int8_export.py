@@ -9,7 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainer.export.safetensors_export import MAX_FILE_BYTES, named_tensors, plan_files, upload_tensors, write_index
+from trainer.export.safetensors_export import (
+    MAX_FILE_BYTES,
+    Rename,
+    named_tensors,
+    plan_files,
+    upload_tensors,
+    write_index,
+)
 from trainer.storage import Storage
 
 
@@ -31,7 +38,7 @@ def export_int8(
     *,
     evaluate: Callable[[nn.Module], float] | None = None,
     full_loss: float | None = None,
-    prefix: str = "",
+    rename: Rename = lambda name: name,
     folder: str = "export/int8/",
     limit: int = MAX_FILE_BYTES,
 ) -> Int8Report:
@@ -49,7 +56,7 @@ def export_int8(
 
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-    tensors = {name.removeprefix(prefix): tensor.detach() for name, tensor in named_tensors(model).items()}
+    tensors = {rename(name): tensor.detach() for name, tensor in named_tensors(model).items()}
     flat, metadata = flatten_tensor_state_dict({name: getattr(t, "data", t) for name, t in tensors.items()})
     (files,) = plan_files([{name: _size(tensor) for name, tensor in flat.items()}], limit)
     for file in files:

@@ -6,7 +6,7 @@ that fits in one file is `model.safetensors` without an index.
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -29,6 +29,16 @@ CONFIG = "config.json"
 MAX_FILE_BYTES = 4 * 10**9  # of tensors in one file
 # Parts that torch adds to the names of wrapped modules.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
+
+Rename = Callable[[str], str]
+
+
+def _unchanged(name: str) -> str:
+    return name
+
+
+def _exported_type(type: torch.dtype, exported: torch.dtype | None) -> torch.dtype:
+    return exported if exported is not None and type.is_floating_point else type
 
 
 @dataclass(frozen=True)
@@ -72,18 +82,19 @@ def export_model(
     storage: Storage,
     group: dist.ProcessGroup,
     *,
-    prefix: str = "",
+    rename: Rename = _unchanged,
+    dtype: torch.dtype | None = None,
     folder: str = "export/",
     limit: int = MAX_FILE_BYTES,
 ) -> None:
     """Export a model. Called on all ranks of the group; tensors are gathered one at a time, so no device holds all.
 
     `model` is this rank's pipeline stage or shard, as for a checkpoint. Among ranks with the same tensors the first
-    writes. `prefix` is removed from the names. A tensor with two names is written once. `limit`: bytes per file. Raises
-    OSError if the storage fails.
+    writes. `rename` returns the exported name of a tensor. `dtype`: type of exported floating-point tensors; None: that
+    of the model. A tensor with two names is written once. `limit`: bytes per file. Raises OSError if the storage fails.
     """
-    tensors = {name.removeprefix(prefix): tensor for name, tensor in named_tensors(model).items()}
-    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    tensors = {rename(name): tensor for name, tensor in named_tensors(model).items()}
+    sizes = {name: tensor.numel() * _exported_type(tensor.dtype, dtype).itemsize for name, tensor in tensors.items()}
     sizes_by_rank: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(sizes_by_rank, sizes, group=group)
     stages = [stage for rank, stage in enumerate(sizes_by_rank) if stage not in sizes_by_rank[:rank]]
@@ -96,7 +107,7 @@ def export_model(
         for name in file.tensors if file else ():
             full_tensor = _gather(tensors[name])
             if is_writer:
-                content[name] = full_tensor.cpu().contiguous()
+                content[name] = full_tensor.to(_exported_type(full_tensor.dtype, dtype)).cpu().contiguous()
         if file and is_writer:
             upload_tensors(content, storage, folder + file.name)
 
@@ -116,37 +127,42 @@ def export_checkpoint(
     config: Mapping[str, Any],
     storage: Storage,
     *,
-    prefix: str = "",
+    rename: Rename = _unchanged,
+    dtype: torch.dtype | None = None,
     shared: Iterable[Sequence[str]] = (),
     limit: int = MAX_FILE_BYTES,
 ) -> None:
     """Export the model of a checkpoint in one process without a process group, one file in memory at a time.
 
-    `shared`: the names of each tensor with several names, all of which the checkpoint has. `limit`: bytes per file.
-    Raises OSError if the storage fails.
+    `rename`, `dtype`, `limit`: as for `export_model`. `shared`: the exported names of each tensor with several names,
+    all of which the checkpoint has. Raises OSError if the storage fails.
     """
     entries = retry(lambda: read_metadata(uri), "reading", uri, pauses_seconds=()).state_dict_metadata
-    sizes = {
-        name.removeprefix("model.").removeprefix(prefix): entry.size.numel() * entry.properties.dtype.itemsize
+    tensors = {  # by exported name
+        rename(name.removeprefix("model.")): (name, entry)
         for name, entry in entries.items()
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
+    types = {name: _exported_type(entry.properties.dtype, dtype) for name, (_, entry) in tensors.items()}
+    sizes = {name: entry.size.numel() * types[name].itemsize for name, (_, entry) in tensors.items()}
     for names in shared:
         for name in [name for name in names if name in sizes][1:]:
             del sizes[name]
     (files,) = plan_files([sizes], limit)
     for file in files:
-        exported_names = {f"model.{prefix}{name}": name for name in file.tensors}  # by name in the checkpoint
-        state_dict = read_state_dict(uri, set(exported_names))
-        upload_tensors({name: state_dict[key] for key, name in exported_names.items()}, storage, file.name)
+        state_dict = read_state_dict(uri, {tensors[name][0] for name in file.tensors})
+        content = {name: state_dict[tensors[name][0]].to(types[name]) for name in file.tensors}
+        upload_tensors(content, storage, file.name)
     write_index(storage, "", [files], sum(sizes.values()), config)
 
 
-def load_exported_weights(model: nn.Module, storage: Storage, *, prefix: str = "", folder: str = "export/") -> None:
+def load_exported_weights(
+    model: nn.Module, storage: Storage, *, rename: Rename = _unchanged, folder: str = "export/"
+) -> None:
     """Load exported weights into a whole model, one file at a time."""
     # With all names of shared weights: the export may use another name than the first of this model.
     state_dict = model.state_dict(keep_vars=True)
-    tensors = {_unwrapped_name(name).removeprefix(prefix): tensor for name, tensor in state_dict.items()}
+    tensors = {rename(_unwrapped_name(name)): tensor for name, tensor in state_dict.items()}
     missing = {id(tensor): name for name, tensor in tensors.items()}
     with tempfile.TemporaryDirectory(prefix="export-") as scratch, torch.no_grad():
         for key in sorted(storage.sizes(folder.rstrip("/"))):

@@ -35,13 +35,15 @@ def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: in
     with torch.device("meta"):
         module = Decoder(model_config, config.memory.loss_chunk_tokens, layers, compiles_loss=config.memory.compile)
     embedding = 0 if model_config.tie_embeddings else model_config.vocabulary * model_config.dim
+    width = model_config.heads * model_config.head_size
     token_flops = decoder_flops(
-        model_config.parameters, embedding, model_config.layers, model_config.dim, model_config.sequence_length
+        model_config.parameters, embedding, model_config.layers, width, model_config.sequence_length
     )
     return Model(
         module=module,
-        blocks={f"blocks.{number}": block for number, block in module.blocks.items()},
+        blocks={f"layers.{number}": block for number, block in module.layers.items()},
         initialize=module.initialize,
+        pretrained=model_config.path if model_config.weights else None,
         vocabulary=model_config.vocabulary,
         parameters=model_config.parameters,
         flops=token_flops * model_config.sequence_length,

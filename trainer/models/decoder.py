@@ -1,19 +1,42 @@
-"""The built-in decoder, similar to Llama: RMSNorm, rotary position embedding, SwiGLU, grouped-query attention."""
+"""The built-in decoder: RMSNorm, rotary position embedding, SwiGLU, grouped-query attention.
+
+Its submodules have the names that Llama, Mistral, Qwen 2 and Qwen 3 have in transformers, without the prefix `model.`.
+"""
+
+import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 
+from trainer.models.documents import document_mask
 from trainer.models.loss import next_token_loss
-from trainyard.config.training.models import DecoderConfig
+from trainyard.config.training.models import DecoderConfig, RopeScaling
 
 
-def rotary_table(length: int, width: int, theta: float) -> Tensor:
+def rotary_table(length: int, width: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
     """Return (2, length, width): cosines, and sines with the signs that `rotate` needs, of the angles by position."""
     frequencies = torch.pow(theta, -torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+    if scaling is not None:
+        frequencies = scale_frequencies(frequencies, scaling)
     angles = torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), frequencies)
     cosines, sines = angles.cos(), angles.sin()
     return torch.stack([torch.cat([cosines, cosines], -1), torch.cat([-sines, sines], -1)]).float()
+
+
+def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Divide low frequencies by the factor, so that positions beyond the length of the first training are known.
+
+    Those between the two limits are a mixture. Source: Llama 3.1, `apply_scaling` in models/llama3/reference_impl of
+    meta-llama/llama-models.
+    """
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
+    periods = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original length
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    unscaled = ((periods - low) / (high - low)).clamp(0, 1)
+    return frequencies * (unscaled + (1 - unscaled) / scaling.factor)
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
@@ -31,25 +54,48 @@ class Attention(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.width = config.dim // config.heads
-        self.queries = nn.Linear(config.dim, config.dim, bias=False)
-        self.keys = nn.Linear(config.dim, config.kv_heads * self.width, bias=False)
-        self.values = nn.Linear(config.dim, config.kv_heads * self.width, bias=False)
-        self.out = nn.Linear(config.dim, config.dim, bias=False)
+        self.width = config.head_size
+        queries, keys = config.heads * self.width, config.kv_heads * self.width
+        bias = config.architecture == "qwen2"
+        self.q_proj = nn.Linear(config.dim, queries, bias=bias)
+        self.k_proj = nn.Linear(config.dim, keys, bias=bias)
+        self.v_proj = nn.Linear(config.dim, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.dim, bias=False)
+        if config.architecture == "qwen3":
+            self.q_norm = nn.RMSNorm(self.width, eps=config.norm_eps)
+            self.k_norm = nn.RMSNorm(self.width, eps=config.norm_eps)
+        self._normalizes = config.architecture == "qwen3"
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        """Return the attention output; `table` is from `rotary_table`."""
+    def forward(self, x: Tensor, table: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Return the attention output. `table` is from `rotary_table`, `documents` from `document_mask`."""
         batch, length, _ = x.shape
 
         def heads(projected: Tensor) -> Tensor:
-            return projected.view(batch, length, -1, self.width).transpose(1, 2)
+            return projected.view(batch, length, -1, self.width)
 
-        queries, keys = rotate(heads(self.queries(x)), table), rotate(heads(self.keys(x)), table)
-        values = heads(self.values(x))
-        grouped = queries.size(1) != keys.size(1)
-        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        queries, keys, values = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+        if self._normalizes:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = rotate(queries.transpose(1, 2), table), rotate(keys.transpose(1, 2), table)
+        mixed = _attend(queries, keys, values.transpose(1, 2), documents)
+        projected: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return projected
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, documents: Tensor | None) -> Tensor:
+    """Return causal attention. queries, result: (batch, heads, length, width); keys, values: with fewer heads."""
+    grouped = queries.size(1) != keys.size(1)
+    if documents is None or documents.dtype == torch.bool:
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, documents, is_causal=documents is None, enable_gqa=grouped
+        )
+    batch, _, length, _ = queries.shape
+    queries, keys, values = (each.transpose(1, 2).flatten(0, 1) for each in (queries, keys, values))
+    mixed = varlen_attn(
+        queries, keys, values, documents, documents, length, length, window_size=(-1, 0), enable_gqa=grouped
+    )
+    assert isinstance(mixed, Tensor), "no auxiliary output is requested"
+    return mixed.view(batch, length, *mixed.shape[1:]).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -57,13 +103,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.dim, config.intermediate_size, bias=False)
-        self.up = nn.Linear(config.dim, config.intermediate_size, bias=False)
-        self.out = nn.Linear(config.intermediate_size, config.dim, bias=False)
+        self.gate_proj = nn.Linear(config.dim, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.dim, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
-        projected: Tensor = self.out(functional.silu(self.gate(x)) * self.up(x))
+        projected: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return projected
 
 
@@ -72,20 +118,20 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.dim, eps=1e-5)
-        self.attention = Attention(config)
-        self.feed_forward_norm = nn.RMSNorm(config.dim, eps=1e-5)
-        self.feed_forward = FeedForward(config)
+        self.input_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return the residual stream after the block."""
-        x = x + self.attention(self.attention_norm(x), table)
-        stream: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        x = x + self.self_attn(self.input_layernorm(x), table, documents)
+        stream: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return stream
 
 
 def output_of(x: Tensor, weight: Tensor, successors: Tensor | None, chunk: int | None, compiled: bool | None) -> Tensor:
-    """Return the logits, or the mean loss if the successors of the tokens are given (`next_token_loss`)."""
+    """Return the logits, or the loss if the successors of the tokens are given (`next_token_loss`)."""
     if successors is None:
         return functional.linear(x, weight)
     return next_token_loss(x, weight, successors, chunk, compiled=compiled)
@@ -105,7 +151,7 @@ class Decoder(nn.Module):
     """The decoder, or the blocks `layers` of it as one pipeline stage.
 
     The first stage takes tokens (batch, length), a later stage the output of the previous stage. The last stage returns
-    the mean loss in nats per token if it gets the tokens' successors, and logits otherwise.
+    the loss in nats per token if it gets the tokens' successors (`next_token_loss`), and logits otherwise.
     """
 
     table: Tensor
@@ -123,28 +169,30 @@ class Decoder(nn.Module):
         self.config, self._loss_options = config, (loss_chunk_tokens, compiles_loss)
         self.first, self.last = layers.start == 0, layers.stop == config.layers
         if self.first:
-            self.embedding = nn.Embedding(config.vocabulary, config.dim)
-        self.blocks = nn.ModuleDict({str(number): Block(config) for number in layers})
+            self.embed_tokens = nn.Embedding(config.vocabulary, config.dim)
+        self.layers = nn.ModuleDict({str(number): Block(config) for number in layers})
         if self.last:
-            self.norm = nn.RMSNorm(config.dim, eps=1e-5)
+            self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
             if not config.tie_embeddings:
-                self.head = OutputLayer(config.dim, config.vocabulary, bias=False)
-        table = rotary_table(config.sequence_length, config.dim // config.heads, config.rope_theta)
+                self.lm_head = OutputLayer(config.dim, config.vocabulary, bias=False)
+        table = rotary_table(config.sequence_length, config.head_size, config.rope_theta, config.rope_scaling)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, x: Tensor, successors: Tensor | None = None) -> Tensor:
-        """Return the output of the stage."""
+    def forward(self, x: Tensor, successors: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Return the output of the stage. `cu_seqlens`: documents that do not attend to each other, or none."""
+        length = x.size(1) if self.first else self.config.sequence_length  # with tensor parallelism x has a part of it
         if self.first:
-            x = self.embedding(x)
-        for block in self.blocks.values():
-            x = block(x, self.table)
+            x = self.embed_tokens(x)
+        documents = None if cu_seqlens is None else document_mask(cu_seqlens, x, length)
+        for block in self.layers.values():
+            x = block(x, self.table, documents)
         if not self.last:
             return x
         x = self.norm(x)
         if not self.config.tie_embeddings:
-            output: Tensor = self.head(x, successors, *self._loss_options)
+            output: Tensor = self.lm_head(x, successors, *self._loss_options)
             return output
-        return output_of(x, self.embedding.weight, successors, *self._loss_options)
+        return output_of(x, self.embed_tokens.weight, successors, *self._loss_options)
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""
@@ -152,8 +200,10 @@ class Decoder(nn.Module):
             nn.init.ones_(module.weight)
         elif isinstance(module, nn.Linear | nn.Embedding):
             # The outputs that blocks add to the residual stream are scaled, so that their sum does not grow with depth.
-            depth = 2 * self.config.layers if name.endswith(".out") else 1
+            depth = 2 * self.config.layers if name.endswith((".o_proj", ".down_proj")) else 1
             nn.init.normal_(module.weight, std=0.02 / depth**0.5)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:

@@ -9,7 +9,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from trainer.models.loss import next_token_loss
+from trainer.models.documents import same_document
+from trainer.models.loss import cross_entropy, next_token_loss
 from trainer.models.model import Model, find_blocks
 from trainer.telemetry.flops import language_model_flops
 from trainyard.config.training.models import HuggingFaceConfig
@@ -25,23 +26,33 @@ _MISSPELLING_RATIO = 0.9
 
 
 class LanguageModel(nn.Module):
-    """A transformers model that returns the mean loss.
+    """A transformers model that returns the loss.
 
     Called with (batch, length) tokens and targets: the next tokens or, for a masked model, the masked tokens.
     """
 
-    def __init__(self, model: nn.Module, loss_chunk_tokens: int | None, *, compiles_loss: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_chunk_tokens: int | None,
+        *,
+        causal: bool = True,
+        compiles_loss: bool | None = None,
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._is_causal = model, causal
         self._loss_chunk_tokens, self._compiles_loss = loss_chunk_tokens, compiles_loss
         self.has_linear_head = _has_linear_head(model)
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss, nats per token."""
+    def forward(self, tokens: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Return the loss, nats per token (`next_token_loss`). `cu_seqlens`: documents, see `document_mask`."""
         inner: Any = self.model
+        inputs: dict[str, Tensor] = {"input_ids": tokens}
+        if cu_seqlens is not None:
+            inputs["attention_mask"] = self._attention_mask(tokens, cu_seqlens)
         if self.has_linear_head:
             head = inner.get_output_embeddings()
-            hidden = _head_input(head, inner, tokens)
+            hidden = _head_input(head, inner, inputs)
             return next_token_loss(
                 hidden.to(head.weight.dtype),
                 head.weight,
@@ -50,8 +61,20 @@ class LanguageModel(nn.Module):
                 bias=head.bias,
                 compiled=self._compiles_loss,
             )
-        logits: Tensor = inner(input_ids=tokens).logits
-        return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return cross_entropy(inner(**inputs).logits, targets)
+
+    def _attention_mask(self, tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Return a mask (batch, 1, length, length): 0 for tokens that may attend to each other, else the minimum."""
+        batch, length = tokens.shape
+        allowed = same_document(cu_seqlens, batch, length, tokens.device)
+        if self._is_causal:
+            allowed = allowed.tril()
+        device = tokens.device.type
+        dtype = next(self.model.parameters()).dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=tokens.device)
+        return mask.masked_fill_(~allowed, torch.finfo(mask.dtype).min)
 
 
 def build_language_model(
@@ -69,7 +92,7 @@ def build_language_model(
             inner = auto_class.from_config(library_config, dtype=torch.float32)
     except CONFIG_ERRORS as error:
         raise _config_error(config, error) from None
-    module = LanguageModel(inner, loss_chunk_tokens, compiles_loss=compiles_loss)
+    module = LanguageModel(inner, loss_chunk_tokens, causal=config.task == "causal", compiles_loss=compiles_loss)
     return Model(
         module=module,
         blocks=dict(find_blocks(module)),
@@ -166,11 +189,11 @@ def _input_error(key: str, value: Any, reason: str, fix: str, code: str) -> Inpu
     return InputError([Problem(f"config.model.{key}", value, reason, fix, code)])
 
 
-def _head_input(head: nn.Module, model: Any, tokens: Tensor) -> Tensor:
+def _head_input(head: nn.Module, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the input of the output layer, which may differ from the hidden states (BERT has a layer between)."""
     head.forward = _identity
     try:
-        hidden: Tensor = model(input_ids=tokens).logits
+        hidden: Tensor = model(**inputs).logits
     finally:
         del head.forward  # restores the method of the class
     return hidden
@@ -196,7 +219,7 @@ def _has_linear_head(model: Any) -> bool:
     try:
         for bias in biases:
             bias.copy_(torch.linspace(-1, 1, len(bias)))
-        logits = nn.functional.linear(_head_input(head, model, tokens), head.weight, head.bias)
+        logits = nn.functional.linear(_head_input(head, model, {"input_ids": tokens}), head.weight, head.bias)
         return torch.allclose(logits, model(input_ids=tokens).logits, rtol=1e-4, atol=1e-5)
     except RuntimeError:  # the module after the last layer accepts logits only
         return False

@@ -28,7 +28,10 @@ def next_token_loss(
     bias: Tensor | None = None,
     compiled: bool | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy over all targets except IGNORED, nats.
+    """Return the sum of the cross-entropies of all targets except IGNORED, over the number of all targets, nats.
+
+    Micro-batches have different numbers of ignored targets: the mean over all tokens with a loss is that of the results
+    over that of `counted_share`.
 
     x: (batch, length, dim), weight: (vocabulary, dim), targets: (batch, length), bias: (vocabulary,).
     `chunk`: number of rows of logits in memory; None: all. `compiled`: whether torch.compile fuses the passes over
@@ -36,7 +39,7 @@ def next_token_loss(
     With tensor parallelism the weight is a DTensor sharded by rows, and x a DTensor sharded along its length.
     """
     if chunk is None and not isinstance(weight, DTensor):
-        return functional.cross_entropy(functional.linear(x, weight, bias).float().flatten(0, 1), targets.flatten())
+        return cross_entropy(functional.linear(x, weight, bias), targets)
     if is_traceable_wrapper_subclass(weight) and not isinstance(weight, DTensor):
         return _evaluate_in_chunks(x.flatten(0, 1), weight, bias, targets.flatten(), chunk)
     group: dist.ProcessGroup | None = None
@@ -51,6 +54,19 @@ def next_token_loss(
     options = _Options(chunk, group, x.is_cuda if compiled is None else compiled, torch.is_grad_enabled())
     loss: Tensor = _ChunkedCrossEntropy.apply(x.flatten(0, 1), weight, bias, targets.flatten(), options)
     return loss
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the result of `next_token_loss` from logits (batch, length, vocabulary)."""
+    total = functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / targets.numel()
+
+
+def counted_share(targets: Tensor) -> Tensor:
+    """Return the share of targets that have a loss: all except IGNORED."""
+    return (targets != IGNORED).float().mean()
 
 
 @dataclass(frozen=True)
@@ -68,7 +84,7 @@ def _evaluate_in_chunks(x: Tensor, weight: Tensor, bias: Tensor | None, targets:
         total += functional.cross_entropy(
             functional.linear(rows, weight, bias).float(), labels, ignore_index=IGNORED, reduction="sum"
         )
-    return total / (targets != IGNORED).sum().clamp(min=1)
+    return total / targets.numel()
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -91,7 +107,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         rows, group = weight.size(0), options.group
         first = rows * dist.get_rank(group) if group else 0
         matrix = weight.detach().to(x.dtype)
-        count = (targets != IGNORED).sum().clamp(min=1)
         needs_gradient = options.computes_gradients and any(ctx.needs_input_grad)
         loss = torch.zeros((), device=x.device, dtype=torch.float32)
         x_gradient = torch.empty_like(x) if needs_gradient else None
@@ -115,14 +130,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 _add_product(weight_gradient, gradient.t(), x[part])
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0, dtype=torch.float32)
-        ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient, count)
+        ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
+        ctx.count = targets.numel()
         ctx.dtypes = x.dtype, weight.dtype, bias.dtype if bias is not None else None
-        return loss / count
+        return loss / targets.numel()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x_sum, *sums, count = ctx.saved_tensors
-        scale = gradients[0] / count
+        x_sum, *sums = ctx.saved_tensors
+        scale = gradients[0] / ctx.count
         # Multiplied in fp32 and then rounded: the scale may be larger than fp16's maximum. In place for the sums over
         # chunks, which are as large as the weight.
         scaled = [None if x_sum is None else x_sum.float() * scale]

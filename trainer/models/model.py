@@ -17,6 +17,7 @@ class Model:
     initialize: Initialize | None  # initializes the parameters of one submodule; None: they are initialized
     vocabulary: int  # number of token ids, or of classes
     parameters: int  # trainable parameters of all stages
+    pretrained: str | None = None  # location of the weights to load into the parallelized module; None: it has them
     flops: float | None  # of one sample's forward and backward pass, see trainer/telemetry/flops.py; None: unknown
 
 

@@ -14,6 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed import DistributedContext
+from trainer.models.loss import counted_share
 from trainer.parallelism.gradient_wait import GradientWait
 from trainer.precision import Precision
 from trainer.telemetry.timing import StepTimer
@@ -26,17 +27,17 @@ Batch = Sequence[Tensor]
 class ForwardBackward(ABC):
     """Forward and backward passes over the micro-batches of a step.
 
-    Losses are means over the micro-batches, detached. With pipeline parallelism only the last stage has the loss; other
-    stages return 0.
+    Results are (2,): the loss and the share of targets that have one (`next_token_loss`, `counted_share`), means over
+    the micro-batches, detached. With pipeline parallelism only the last stage has them; other stages return 0.
     """
 
     measures_waiting = False  # whether `compute_gradients` measures the time that this rank waits for other ranks
 
     @abstractmethod
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
-        """Run one step's micro-batches and return their mean loss.
+        """Run one step's micro-batches and return their loss and share.
 
-        Gradients are those of the mean loss over all data-parallel ranks.
+        Gradients are those of the mean of this loss over all data-parallel ranks.
         """
 
     def warm_up(self, batch: Batch) -> None:
@@ -45,7 +46,7 @@ class ForwardBackward(ABC):
 
     @abstractmethod
     def compute_loss(self, batches: Iterator[Batch], count: int) -> Tensor:
-        """Return the mean loss of `count` micro-batches, without gradients."""
+        """Return loss and share of `count` micro-batches, without gradients."""
 
     def close(self) -> None:
         """Release what the passes have added to the module."""
@@ -70,17 +71,18 @@ class AccumulatedForwardBackward(ForwardBackward):
         self._gradient_wait = GradientWait(module) if self.measures_waiting else None
 
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
-        """Run one step's micro-batches and return their mean loss."""
-        total = torch.zeros((), device=self._device)
+        """Run one step's micro-batches and return their loss and share."""
+        total = torch.zeros(2, device=self._device)
         for number in range(1, self._count + 1):
             with timer.phase("data"):
                 batch = next(batches)
             with self._gradient_sync(enabled=number == self._count):
                 with timer.phase("forward"), self._precision.autocast():
-                    loss = self._module(*_to_device(batch, self._device)) / self._count
+                    inputs = _to_device(batch, self._device)
+                    loss = self._module(*inputs) / self._count
                 with timer.phase("backward"), self._measure_wait(timer):
                     self._precision.loss_scale.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+            total += torch.stack([loss.detach(), counted_share(inputs[1]) / self._count])
         return total
 
     def warm_up(self, batch: Batch) -> None:
@@ -115,11 +117,13 @@ class AccumulatedForwardBackward(ForwardBackward):
         return nullcontext()
 
     def compute_loss(self, batches: Iterator[Batch], count: int) -> Tensor:
-        """Return the mean loss of `count` micro-batches, without gradients."""
-        total = torch.zeros((), device=self._device)
+        """Return loss and share of `count` micro-batches, without gradients."""
+        total = torch.zeros(2, device=self._device)
         for _ in range(count):
+            inputs = _to_device(next(batches), self._device)
             with self._precision.autocast():
-                total += self._module(*_to_device(next(batches), self._device))
+                loss = self._module(*inputs)
+            total += torch.stack([loss.float(), counted_share(inputs[1])])
         return total / count
 
 
@@ -170,35 +174,40 @@ class PipelinedForwardBackward(ForwardBackward):
         return self._scale.scale_loss(loss / count) if torch.is_grad_enabled() else loss / count
 
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
-        """Run one step's micro-batches and return their mean loss; 0 on all stages but the last."""
+        """Run one step's micro-batches and return their loss and share; 0 on all stages but the last."""
         count = self._distributed.layout.accumulation
         with timer.phase("data"):
-            inputs = self._stage_inputs(batches, count)
+            inputs, share = self._stage_inputs(batches, count)
         losses: list[Tensor] = []
         with timer.phase("backward"):  # includes the forward passes, which overlap
             self._schedule.step(**inputs, losses=losses, return_outputs=False)
-        return self._sum(losses) / self._scale.value
+        return torch.stack([self._sum(losses) / self._scale.value, share])
 
     def compute_loss(self, batches: Iterator[Batch], count: int) -> Tensor:
-        """Return the mean loss of `count` micro-batches, without gradients; 0 on all stages but the last."""
+        """Return loss and share of `count` micro-batches, without gradients; 0 on all stages but the last."""
         if count not in self._evaluation_schedules:
             self._evaluation_schedules[count] = self._build_schedule(ScheduleGPipe, count)
         losses: list[Tensor] = []
-        inputs = self._stage_inputs(batches, count)
+        inputs, share = self._stage_inputs(batches, count)
         self._evaluation_schedules[count].eval(**inputs, losses=losses, return_outputs=False)
-        return self._sum(losses)
+        return torch.stack([self._sum(losses), share])
 
-    def _stage_inputs(self, batches: Iterator[Batch], count: int) -> dict[str, Any]:
-        """Return the tokens on the first stage, and their successors on the last."""
+    def _stage_inputs(self, batches: Iterator[Batch], count: int) -> tuple[dict[str, Any], Tensor]:
+        """Return the tokens on the first stage, and their successors on the last, and the share that has a loss."""
         device = self._distributed.device
-        pairs = [_to_device(next(batches), device) for _ in range(count)]
-        inputs: dict[str, Any] = {}
+        micro_batches = [_to_device(next(batches), device) for _ in range(count)]
+        share = torch.zeros((), device=device)
+        inputs: dict[str, Any] = {
+            "kwarg_mbs": [{"cu_seqlens": each[2] if len(each) > 2 else None} for each in micro_batches]
+        }
         if self._distributed.pipeline_stage == 0:
-            inputs["arg_mbs"] = [(tokens,) for tokens, _ in pairs]
+            inputs["arg_mbs"] = [(tokens,) for tokens, *_ in micro_batches]
         if self._distributed.is_last_stage:
-            inputs["kwarg_mbs"] = [{"successors": successors} for _, successors in pairs]
+            for keywords, (_, successors, *_) in zip(inputs["kwarg_mbs"], micro_batches, strict=True):
+                keywords["successors"] = successors
+                share += counted_share(successors) / count
             inputs["target_mbs"] = [torch.zeros((), device=device)] * count  # required by torch, not used
-        return inputs
+        return inputs, share
 
     def _sum(self, losses: list[Tensor]) -> Tensor:
         if not losses:

@@ -65,12 +65,12 @@ def _shard_embedding_and_head(
     The gradient of the embedding does not depend on its weight.
     """
     parts = dict(decoder.named_children())  # those of a pipeline stage
-    if "embedding" in parts:
-        _shard(parts["embedding"], config, distributed, precision)
+    if "embed_tokens" in parts:
+        _shard(parts["embed_tokens"], config, distributed, precision)
         if config.parallel.pipeline == 1:
-            cast(FSDPModule, parts["embedding"]).set_unshard_in_backward(False)
-    if "head" in parts:  # the backward pass starts with it
-        _shard([parts["norm"], parts["head"]], config, distributed, precision, reshard=False)
+            cast(FSDPModule, parts["embed_tokens"]).set_unshard_in_backward(False)
+    if "lm_head" in parts:  # the backward pass starts with it
+        _shard([parts["norm"], parts["lm_head"]], config, distributed, precision, reshard=False)
 
 
 def replicate(

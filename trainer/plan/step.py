@@ -111,9 +111,9 @@ class _Steps:
             if context.data_group is not None and not config.parallel.sharded:
                 self._count_ddp(parameters, context.data_group)
             with self.recorder.allocating("optimizer"):
-                norm = global_gradient_norm(parameters, context.pipeline_group)
-                loss = mean_over_ranks(loss, context.layout.loss_ranks)
-                update_weights(optimizer, parameters, loss, norm, clip_norm=1.0, loss_scale=1.0)
+                loss, share = mean_over_ranks(loss, context.layout.loss_ranks)
+                norm = global_gradient_norm(parameters, context.pipeline_group) / share
+                update_weights(optimizer, parameters, loss, norm, clip_norm=1.0, scale=share)
             self.recorder.label(optimizer.state.values(), "optimizer")
             optimizer.zero_grad()
             self._micro_batches.append(self._counter.take())

@@ -11,16 +11,18 @@ from trainyard.config.gpus import GpuModel, gpu_models
 Precision = Literal["fp32", "bf16", "fp16", "float8"]
 
 
-def decoder_flops(parameters: int, embedding: int, layers: int, dim: int, length: int, *, causal: bool = True) -> float:
+def decoder_flops(
+    parameters: int, embedding: int, layers: int, width: int, length: int, *, causal: bool = True
+) -> float:
     """Return the FLOPs of a transformer per token of training, forward and backward: 6 N + 12 L H Q T.
 
     Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B. N is the number of parameters in matrix products: all
     except the embedding table, which is indexed (`embedding`; 0 if the output layer is the same matrix). L layers, H
-    heads of width Q (H Q = `dim`), T = `length` tokens. As in the paper, recomputation (activation checkpointing) does
-    not count. PaLM counts attention over all T tokens; `causal` counts half, which is the part that causal attention
-    computes, and results in the lower utilization.
+    heads of width Q (H Q = `width`), T = `length` tokens. As in the paper, recomputation (activation checkpointing)
+    does not count. PaLM counts attention over all T tokens; `causal` counts half, which is the part that causal
+    attention computes, and results in the lower utilization.
     """
-    return 6 * (parameters - embedding) + 12 * layers * dim * length * (0.5 if causal else 1)
+    return 6 * (parameters - embedding) + 12 * layers * width * length * (0.5 if causal else 1)
 
 
 def language_model_flops(model: nn.Module, config: Any, length: int, *, causal: bool) -> float:

@@ -7,6 +7,10 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 from trainyard.base import StrictModel
 
 INDEX = "dataset.json"
+# Rows of packed conversations are uint32: a token id, and two flags.
+TOKEN_BITS = (1 << 30) - 1
+STARTS_DOCUMENT = 1 << 30  # the token is the first of a conversation
+HAS_LOSS = 1 << 31  # the model is trained to predict this token
 
 
 class Shard(StrictModel):
@@ -26,7 +30,10 @@ class _Dataset(StrictModel):
 
 
 class TokenDataset(_Dataset):
-    """A text dataset. Its shards are consecutive tokens: raw little-endian integers without a header."""
+    """A text dataset. Its shards are consecutive tokens: raw little-endian integers without a header.
+
+    With `row_tokens`, they are rows of that many tokens with flags: several conversations, none of which is split.
+    """
 
     kind: Literal["tokens"] = Field("tokens", description="A dataset of tokens.")
     tokenizer: str = Field(
@@ -37,6 +44,12 @@ class TokenDataset(_Dataset):
     vocabulary: int = Field(256, gt=1, description="Number of token ids.")
     end: int | None = Field(
         None, ge=0, description="Token id at the end of each document; none if documents have no end token."
+    )
+    start: int | None = Field(
+        None, ge=0, description="Token id at the start of each document; none if documents have no such token."
+    )
+    row_tokens: int | None = Field(
+        None, gt=2, description="Tokens of a row of packed conversations; none: text, from which windows are cut."
     )
     mask: int | None = Field(
         None, ge=0, description="Token id of masked positions; none if the tokenizer has no such token."
@@ -49,6 +62,8 @@ class TokenDataset(_Dataset):
             if shard.bytes != shard.count * width:
                 expected = f"{shard.count} tokens of {self.dtype} are {shard.count * width} bytes"
                 raise ValueError(f"{shard.key} has {shard.bytes} bytes, but {expected}: prepare the dataset again")
+            if self.row_tokens is not None and (shard.count % self.row_tokens or self.dtype != "uint32"):
+                raise ValueError(f"{shard.key} has no rows of {self.row_tokens} uint32: prepare the dataset again")
         return self
 
 

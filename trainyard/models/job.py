@@ -5,7 +5,7 @@ from typing import Any
 
 from trainyard.config.settings.job import JobSettings
 from trainyard.config.shared_settings import JobSpec
-from trainyard.config.training.models import MODEL_PATH, HuggingFaceConfig
+from trainyard.config.training.models import MODEL_PATH, LanguageModelConfig
 from trainyard.models.dataset import INDEX
 
 MODEL_CONFIG = "config.json"
@@ -36,4 +36,4 @@ def required_object(job: JobSpec, key: str) -> str | None:
     if key != "job.model":
         return INDEX
     model = job.train.model
-    return MODEL_CONFIG if isinstance(model, HuggingFaceConfig) and model.path == MODEL_PATH else None
+    return MODEL_CONFIG if isinstance(model, LanguageModelConfig) and model.path == MODEL_PATH else None

@@ -198,6 +198,9 @@ def test_batches_of_workers_are_pinned_as_contiguous_tensors(pinned: list[bool])
         def batch(self, read: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             return read[0][:, :-1], read[0][:, 1:]
 
+        def complete(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return batch
+
     dataset = PositionDataset(SampleOrder([8], seed=0, streams=1, block=8), Halves())  # type: ignore[arg-type]
     batch = _WorkerDataset(dataset).__getitems__(range(2))
     assert isinstance(batch, _WorkerBatch)

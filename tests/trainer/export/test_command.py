@@ -9,10 +9,13 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.trainer.checkpoints.states import create_state, open_checkpoints, save_all
 from trainer.export import __main__ as command
 from trainer.export.model_config import build_empty_model
+from trainer.models.pretrained import library_name
 from trainyard.config.training.models import ModelConfig
 
 DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 32, "sequence_length": 8}
@@ -42,7 +45,7 @@ def checkpoint(shape: dict[str, Any], folder: Path, group: dist.ProcessGroup) ->
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter)
     with open_checkpoints(folder, group) as checkpoints:
-        (uri,) = save_all(checkpoints, create_state(model, 3, shape=config.model_dump(mode="json")))
+        (uri,) = save_all(checkpoints, create_state(model, 3, shape=config.shape))
     return model, uri
 
 
@@ -58,11 +61,37 @@ def test_decoder_is_exported_with_int8_weights(
     assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
     exported = load_file(tmp_path / "target/model.safetensors")
     assert dict.fromkeys(exported, True) == {
-        name: torch.equal(value, exported[name]) for name, value in model.state_dict().items()
+        library_name(name): torch.equal(value, exported[library_name(name)])
+        for name, value in model.state_dict().items()
     }
     report = json.loads((tmp_path / "target/int8/report.json").read_text())
     assert report["bytes"] < report["full_bytes"]
     assert report["loss"] is None
+    from transformers import AutoModelForCausalLM
+
+    quantized = AutoModelForCausalLM.from_pretrained(tmp_path / "target/int8", local_files_only=True)
+    tokens = torch.randint(0, 256, (1, 8))
+    exact = model(tokens)
+    assert (quantized(tokens).logits - exact).std() < 0.05 * exact.std()
+
+
+def test_exported_decoder_loads_in_transformers(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, uri = checkpoint(DECODER, tmp_path / "checkpoints", group)
+    tokenizer = tmp_path / "dataset"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).to_str())
+    assert run(monkeypatch, uri, str(tmp_path / "target"), "--dtype", "bfloat16", "--tokenizer", str(tokenizer)) == 0
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "target", local_files_only=True)
+    assert exported.dtype == torch.bfloat16
+    tokens = torch.randint(0, 256, (1, 8))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    torch.testing.assert_close(exported.float()(tokens).logits, model(tokens), atol=1e-4, rtol=1e-4)
+    assert AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)("b")["input_ids"] == [1]
 
 
 def test_exported_hugging_face_model_loads_in_transformers(

@@ -58,7 +58,7 @@ def test_wrapper_prefixes_and_second_names_are_removed(tmp_path: Path, group: di
     model = nn.ModuleDict({"embedding": nn.Embedding(9, 4), "head": nn.Linear(4, 9, bias=False)})
     model["head"].weight = model["embedding"].weight
     outer = nn.ModuleDict({"model": checkpoint_wrapper(model)})
-    export_model(outer, SHAPE, open_storage(str(tmp_path), "X"), group, prefix="model.")
+    export_model(outer, SHAPE, open_storage(str(tmp_path), "X"), group, rename=lambda name: name.removeprefix("model."))
     assert load_file(tmp_path / "export/model.safetensors").keys() == {"embedding.weight"}
 
 

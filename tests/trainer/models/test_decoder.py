@@ -42,7 +42,7 @@ def test_grouped_heads_share_keys_and_values() -> None:
     grouped = Attention(SHAPE)
     full = Attention(SHAPE.model_copy(update={"kv_heads": 4}))
     state = grouped.state_dict()
-    for name in ("keys.weight", "values.weight"):
+    for name in ("k_proj.weight", "v_proj.weight"):
         state[name] = state[name].view(2, 8, 32).repeat_interleave(2, 0).reshape(32, 32)
     full.load_state_dict(state)
     x, table = torch.randn(2, 16, 32), rotary_table(32, 8, 10_000.0)
@@ -53,6 +53,20 @@ def test_initial_loss_is_that_of_uniform_predictions() -> None:
     tokens = torch.randint(0, 256, (4, 33))
     loss = decoder()(tokens[:, :-1], tokens[:, 1:])
     assert abs(loss.item() - torch.log(torch.tensor(256.0)).item()) < 0.1
+
+
+def test_loss_of_documents_equals_that_of_each_alone() -> None:
+    model = decoder()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens, targets = torch.randint(0, 256, (2, 32)), torch.randint(0, 256, (2, 32))
+    packed = model(tokens, targets, torch.tensor([0, 10, 32, 64], dtype=torch.int32)) * 64
+    alone = [
+        model(tokens[row : row + 1, part], targets[row : row + 1, part]) * len(range(*part.indices(32)))
+        for row, part in ((0, slice(0, 10)), (0, slice(10, 32)), (1, slice(0, 32)))
+    ]
+    torch.testing.assert_close(packed, torch.stack(alone).sum())
+    assert not torch.isclose(packed, model(tokens, targets) * 64)  # without boundaries
 
 
 def test_pipeline_stages_compute_the_whole_model() -> None:
@@ -75,7 +89,7 @@ def test_each_layer_is_in_one_stage(layers: int, stages: int) -> None:
 def test_tied_model_has_no_output_layer() -> None:
     config = SHAPE.model_copy(update={"tie_embeddings": True})
     names = [name for name, _ in decoder(config).named_parameters()]
-    assert not [name for name in names if name.startswith("head")]
+    assert not [name for name in names if name.startswith("lm_head")]
 
 
 @pytest.mark.parametrize("preset", DECODERS)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from trainer.models.hugging_face import LanguageModel, build_language_model, load_transformers_config
-from trainyard.config.training.models import HuggingFaceConfig
+from trainer.models.loss import counted_share
+from trainyard.config.training.models import IGNORED, HuggingFaceConfig
 from trainyard.errors import InputError
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -37,6 +38,23 @@ def build(kind: str, **changes: Any) -> LanguageModel:
     return model.module.eval()
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_loss_of_documents_equals_that_of_each_alone(kind: str) -> None:
+    """Llama's positions are relative. Those of GPT-2 and BERT are absolute: only the first document is equal."""
+    model = build(kind)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    tokens, targets = torch.randint(0, 300, (1, 16)), torch.randint(0, 300, (1, 16))
+    first = targets.clone()
+    first[:, 10:] = IGNORED
+    packed = model(tokens, first, torch.tensor([0, 10, 16], dtype=torch.int32))
+    torch.testing.assert_close(packed * 16, model(tokens[:, :10], targets[:, :10]) * 10)
+    if kind == "llama":
+        both = model(tokens, targets, torch.tensor([0, 10, 16], dtype=torch.int32))
+        torch.testing.assert_close(both * 16 - packed * 16, model(tokens[:, 10:], targets[:, 10:]) * 6)
+
+
 @pytest.mark.parametrize(("kind", "linear"), [("llama", True), ("gpt2", True), ("gemma2", False), ("bert", True)])
 def test_loss_equals_that_of_the_models_logits(kind: str, linear: bool) -> None:
     """Also with a bias and a layer before the linear layer (BERT), and with softcapped logits (Gemma)."""
@@ -48,7 +66,7 @@ def test_loss_equals_that_of_the_models_logits(kind: str, linear: bool) -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     logits = model.model(input_ids=tokens).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    loss = model(tokens, targets)
+    loss = model(tokens, targets) / counted_share(targets)
     torch.testing.assert_close(loss, expected)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = [torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, expected)]

@@ -1,7 +1,11 @@
-"""Each parallel layout has the losses and gradient norms of one process with the same seed and batch."""
+"""Each parallel layout has the losses and gradient norms of one process with the same seed and batch.
+
+The documents are lines of text: micro-batches have different numbers of targets.
+"""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import ROOT, TINY
+from trainyard.models.dataset import INDEX, TokenDataset
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +59,14 @@ def config(changes: dict[str, Any]) -> dict[str, Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -> dict[str, list[dict[str, Any]]]:
     """The metrics of each layout."""
     lines = {}
+    lines_of_text = tmp_path_factory.mktemp("data") / "lines"
+    shutil.copytree(dataset, lines_of_text)
+    index = TokenDataset.model_validate_json((dataset / INDEX).read_text()).model_copy(update={"end": ord("\n")})
+    (lines_of_text / INDEX).write_text(index.model_dump_json())
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "GLOO_SOCKET_IFNAME": "lo",
-        "DATA_URI": str(dataset),
+        "DATA_URI": str(lines_of_text),
         "TRAINYARD_CACHE": str(cache),
     }
     for processes, layouts in {**LAYOUTS, 2: LAYOUTS[2] | FP16_LAYOUTS}.items():

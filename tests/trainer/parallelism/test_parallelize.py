@@ -69,7 +69,7 @@ def test_each_block_is_compiled(
     names: list[str] = []
     run_step(config, alone, lambda module: names.extend(dict(module.named_parameters())))
     assert len(graphs) in (1, 2)  # the first block's input may need other guards
-    assert "blocks.0.attention.queries.weight" in names  # names of parameters are unchanged
+    assert "layers.0.self_attn.q_proj.weight" in names  # names of parameters are unchanged
 
 
 @pytest.mark.parametrize("data", ["ddp", "fsdp"])
@@ -151,5 +151,5 @@ def test_small_linear_layers_remain_in_bf16(alone: Environment) -> None:
 
     dim = TINY["model"]["dim"]
     run_step(tiny(precision="float8", float8={"minimum_features": dim}), alone, collect)
-    assert kinds["queries"] == "Float8Linear"
-    assert kinds["keys"] == kinds["values"] == "Linear"
+    assert kinds["q_proj"] == "Float8Linear"
+    assert kinds["k_proj"] == kinds["v_proj"] == "Linear"

@@ -70,7 +70,7 @@ def test_replicas_are_reduced_once_per_step() -> None:
 def test_ddp_reduces_all_gradients_once_per_step() -> None:
     planned = plan(4, parallel={"data": "ddp"})
     (total,) = (total for each, total in planned.collectives.items() if each.group == "replicate")
-    assert total.bytes == BYTES + 4  # and the loss
+    assert total.bytes == BYTES + 8  # and the loss with its share
     assert planned.memory["gradients"] == pytest.approx(BYTES, rel=0.01)
 
 

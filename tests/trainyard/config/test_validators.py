@@ -351,7 +351,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "kms_keys_used": [Example({"job.kms_keys": [KEY]}, "job.kms_keys", ("another bucket",))],
     "hub_reachable": [
-        Example({"job.model": "hf://org/m"}, "job.model", ("built-in trainer",), "hub_not_supported"),
+        Example({**OFFLINE, "job.model": "hf://org/m"}, "job.model", ("without a NAT gateway",)),
         Example({**CUSTOM, **OFFLINE, "job.model": "hf://org/m"}, "job.model", ("without a NAT gateway",)),
     ],
     "model_path_exists": [

@@ -89,6 +89,9 @@ class DataConfig(StrictModel):
         None, gt=0, description="Size of a node's cache of shards, GiB; none: 90 % of the free disk space."
     )
     mask_probability: Number = Field(0.15, gt=0, lt=1, description="Share of masked tokens in the task masked.")
+    separate_documents: bool = Field(
+        True, description="Tokens do not attend to other documents of their sequence, whose end predicts no token."
+    )
     images: Literal["torchvision", "dali"] = Field(
         "torchvision", description="Library that decodes and augments images; dali needs GPUs and NVIDIA DALI."
     )
@@ -136,6 +139,9 @@ class CheckpointConfig(StrictModel):
     export: tuple[Literal["safetensors", "int8"], ...] = Field(
         (),
         description="Formats exported to results/export/ by a finished run: safetensors, int8 (torchao).",
+    )
+    export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Type of exported weights; none: that of model.path for the decoder, or float32."
     )
 
     @model_validator(mode="after")
@@ -260,11 +266,13 @@ class TrainerConfig(StrictModel):
         # torch._scaled_mm needs multiples of 16: the sides of the matrices, split by tensor parallelism, and for the
         # gradients of weights the tokens of a micro-batch.
         model, tensor, unsupported = self.model, self.parallel.tensor, []
-        kv_dim = model.kv_heads * (model.dim // model.heads)
+        if not model.has_shape:
+            return self
+        kv_dim = model.kv_heads * model.head_size
         for name, size in (
             ("dim", model.dim),
             ("intermediate_size", model.intermediate_size),
-            ("kv_heads x dim / heads", kv_dim),
+            ("kv_heads x width of a head", kv_dim),
         ):
             if size % (16 * tensor):
                 unsupported.append(f"{name} {size}" + (f" / parallel.tensor {tensor}" if tensor > 1 else ""))

@@ -13,19 +13,63 @@ MODEL_PATH = "$MODEL_PATH"  # as a path: the environment variable, the folder of
 IGNORED = -100  # target of a token without a loss: the default ignore_index of torch's losses
 
 
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+
+
+class RopeScaling(StrictModel):
+    """Scaling of rotary positions for sequences that are longer than those of the first training."""
+
+    rope_type: Literal["linear", "llama3"] = Field(
+        description="All frequencies (linear), or only the low ones (llama3, as Llama 3.1)."
+    )
+    factor: Number = Field(gt=0, description="Divisor of the frequencies.")
+    low_freq_factor: Number = Field(1.0, gt=0, description="llama3: frequencies below are divided.")
+    high_freq_factor: Number = Field(4.0, gt=0, description="llama3: frequencies above are unchanged.")
+    original_max_position_embeddings: Integer = Field(
+        8192, gt=0, description="llama3: length to which both limits of the frequencies relate, tokens."
+    )
+
+    @model_validator(mode="after")
+    def _limits_differ(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise validation_error(
+                "rope_limits_reversed",
+                f"low_freq_factor {self.low_freq_factor:g} must be below high_freq_factor {self.high_freq_factor:g}",
+            )
+        return self
+
+
 class DecoderConfig(StrictModel):
-    """A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
+    """A decoder of the Llama family: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
+
+    It reads and writes checkpoints of Llama, Mistral, Qwen 2 and Qwen 3 in the format of Hugging Face.
+    """
 
     kind: Literal["decoder"] = Field("decoder", description="The built-in decoder, the default.")
+    path: str | None = Field(
+        None,
+        description="Model in the format of Hugging Face, whose config.json sets the shape: a folder on the nodes, "
+        "such as on FSx, s3://bucket/prefix/, a model of the Hugging Face hub (ORG/NAME), or $MODEL_PATH, that of "
+        "job.model. Keys that are also set here must agree with it.",
+    )
+    weights: bool = Field(False, description="Load the weights in `path`; false: random weights.")
+    architecture: Architecture = Field(
+        "llama",
+        description="Architecture of the exported model. qwen2 has biases of queries, keys and values; qwen3 "
+        "normalizes queries and keys.",
+    )
     preset: DecoderPreset | None = Field(None, description="Preset of the shape; other keys override it.")
     dim: Integer = Field(128, gt=0, description="Width of the residual stream.")
     layers: Integer = Field(4, gt=0, description="Number of decoder blocks.")
-    heads: Integer = Field(4, gt=0, description="Number of query heads; divides dim.")
+    heads: Integer = Field(4, gt=0, description="Number of query heads.")
     kv_heads: Integer = Field(2, gt=0, description="Number of key and value heads; divides heads.")
+    head_dim: Integer | None = Field(None, gt=0, description="Width of a head, even; none: dim / heads.")
     intermediate_size: Integer = Field(384, gt=0, description="Width of the SwiGLU feed-forward layer.")
     vocabulary: Integer = Field(256, gt=1, description="Number of token ids; 256 for bytes.")
     sequence_length: Integer = Field(128, gt=1, description="Tokens per training sequence.")
     rope_theta: Number = Field(10_000.0, gt=0, description="Base of the rotary position embedding.")
+    rope_scaling: RopeScaling | None = Field(None, description="Scaling of rotary positions, as Llama 3.1.")
+    norm_eps: Number = Field(1e-5, gt=0, description="Epsilon of RMSNorm.")
     tie_embeddings: bool = Field(False, description="Whether the output layer shares the embedding's matrix.")
 
     @model_validator(mode="before")
@@ -37,12 +81,18 @@ class DecoderConfig(StrictModel):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.dim % self.heads or (self.dim // self.heads) % 2:
-            raise validation_error("uneven_head_size", f"dim {self.dim} must be an even multiple of heads {self.heads}")
+        if self.head_dim is None and self.dim % self.heads:
+            raise validation_error(
+                "uneven_head_size", f"dim {self.dim} must be a multiple of heads {self.heads}, or set head_dim"
+            )
+        if self.head_size % 2:
+            raise validation_error("odd_head_size", f"the width of a head, {self.head_size}, must be even")
         if self.heads % self.kv_heads:
             raise validation_error(
                 "uneven_key_value_heads", f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
             )
+        if self.weights and self.path is None:
+            raise validation_error("weights_without_path", "weights is true, and path is not set")
         return self
 
     @property
@@ -51,10 +101,29 @@ class DecoderConfig(StrictModel):
         return "causal"
 
     @property
+    def shape(self) -> dict[str, Any]:
+        """Settings that determine names, sizes and use of the weights, as JSON values."""
+        return self.model_dump(mode="json", exclude={"path", "weights"})
+
+    @property
+    def has_shape(self) -> bool:
+        """Whether the shape is known: not if it is that of a model in `path` which has not been read."""
+        return self.path is None or "dim" in self.model_fields_set
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head."""
+        return self.head_dim or self.dim // self.heads
+
+    @property
     def parameters(self) -> int:
-        """Number of trainable parameters."""
-        width = self.dim // self.heads
-        attention = 2 * self.dim * self.dim + 2 * self.dim * self.kv_heads * width
+        """Number of parameters."""
+        width = self.head_size
+        attention = 2 * self.dim * (self.heads + self.kv_heads) * width
+        if self.architecture == "qwen2":
+            attention += (self.heads + 2 * self.kv_heads) * width
+        elif self.architecture == "qwen3":
+            attention += 2 * width
         block = attention + 3 * self.dim * self.intermediate_size + 2 * self.dim
         embeddings = (1 if self.tie_embeddings else 2) * self.vocabulary * self.dim
         return self.layers * block + embeddings + self.dim
@@ -93,12 +162,20 @@ class HuggingFaceConfig(StrictModel):
             )
         return self
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Settings that determine names, sizes and use of the weights, as JSON values."""
+        return self.model_dump(mode="json")
+
     @field_validator("config")
     @classmethod
     def _no_remote_code(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
         if "auto_map" in value:
             raise validation_error("custom_model_code", "auto_map needs custom model code, which is not run")
         return value
+
+
+LanguageModelConfig = DecoderConfig | HuggingFaceConfig
 
 
 class ImageModelConfig(StrictModel):
@@ -115,6 +192,11 @@ class ImageModelConfig(StrictModel):
         description="Compute batch statistics over all ranks: independent of their number, but slower. On CPUs each "
         "rank computes its own.",
     )
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Settings that determine names, sizes and use of the weights, as JSON values."""
+        return self.model_dump(mode="json")
 
     @property
     def task(self) -> Task:

@@ -140,6 +140,8 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
                     "parallelism_unsupported_by_model",
                 )
         return
+    if not model.has_shape:
+        return
     if parallel.tensor > 1:
         sizes = ("kv_heads", "intermediate_size", "vocabulary", "sequence_length")
         uneven = [f"{name} {getattr(model, name)}" for name in sizes if getattr(model, name) % parallel.tensor]

@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 
 from trainyard.config.settings import StackSettings
 from trainyard.config.shared_settings import FSX_MOUNT_POINT
-from trainyard.config.training.models import MODEL_PATH, HuggingFaceConfig
+from trainyard.config.training.models import MODEL_PATH, LanguageModelConfig
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
 
@@ -64,9 +64,6 @@ def hub_reachable(settings: StackSettings, root: Path) -> Iterator[Problem]:
     if not job.reads_hub:
         return
     upload = "Download the model, upload it (trainyard data put FOLDER NAME) and set dataset:NAME"
-    if job.train is not None:
-        reason = "the built-in trainer reads a model from a folder and downloads none"
-        yield invalid_setting("job.model", job.model, reason, upload, "hub_not_supported")
     if network.existing is None and not network.nat_gateway:
         reason = "without a NAT gateway nodes do not reach the Hugging Face hub"
         yield invalid_setting("job.model", job.model, reason, f"{upload}, or set network.nat_gateway to true")
@@ -76,7 +73,7 @@ def model_path_exists(settings: StackSettings, root: Path) -> Iterator[Problem]:
     """The path of the built-in trainer's model can exist on the nodes."""
     job = settings.job
     model = job.train.model if job.train else None
-    if not isinstance(model, HuggingFaceConfig) or model.path is None:
+    if not isinstance(model, LanguageModelConfig) or model.path is None:
         return
     key = "job.train.model.path"
     if model.path == MODEL_PATH:
@@ -85,7 +82,9 @@ def model_path_exists(settings: StackSettings, root: Path) -> Iterator[Problem]:
             yield invalid_setting(key, model.path, reason, "Set job.model, or the path of a folder on the nodes")
     elif not PurePosixPath(model.path).is_absolute():
         reason = "not an absolute path, and nodes have no folder that it could be relative to"
-        yield invalid_setting(key, model.path, reason, f"Write an absolute path, or {MODEL_PATH} with job.model")
+        yield invalid_setting(
+            key, model.path, reason, f"Write an absolute path, or {MODEL_PATH} with job.model, such as hf://ORG/NAME"
+        )
 
 
 def fsx_paths_have_a_file_system(settings: StackSettings, root: Path) -> Iterator[Problem]:
@@ -96,7 +95,7 @@ def fsx_paths_have_a_file_system(settings: StackSettings, root: Path) -> Iterato
     model = job.train.model if job.train else None
     values = {f"job.environment.{name}": value for name, value in sorted(job.environment.items())}
     values |= {f"job.command.{number}": value for number, value in enumerate(job.command or ())}
-    if isinstance(model, HuggingFaceConfig) and model.path is not None:
+    if isinstance(model, LanguageModelConfig) and model.path is not None:
         values["job.train.model.path"] = model.path
     for key, value in values.items():
         if _is_on_fsx(value.rpartition("=")[2]):

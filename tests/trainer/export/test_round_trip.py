@@ -1,0 +1,96 @@
+"""Models of transformers are read, and exported with the same weights, in each parallel layout."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.conftest import ROOT, TINY
+from tests.trainer.models.library_models import save_model
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp": {"data": "fsdp"},
+    "tensor-and-fsdp": {"tensor": 2, "data": "fsdp"},
+    "pipeline-and-tensor": {"pipeline": 2, "tensor": 2},
+}
+NAMES = ("llama", "qwen3")
+
+
+def config(model: Path, parallel: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of one step that changes no weight."""
+    return {
+        **TINY,
+        "model": {"path": str(model), "weights": True, "sequence_length": 32},
+        "parallel": parallel,
+        "optimizer": {"learning_rate": 1e-60, "min_learning_rate": 0.0},
+        "steps": 1,
+        "batch_size": 16,
+        "checkpoint": {"export": ["safetensors"]},
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -> Path:
+    """Runs of all layouts and models."""
+    folder = tmp_path_factory.mktemp("round-trip")
+    for name in NAMES:
+        save_model(folder / name, name, dtype=torch.bfloat16)
+    runs = {
+        str(folder / f"{name}-{layout}"): config(folder / name, parallel)
+        for name in NAMES
+        for layout, parallel in LAYOUTS.items()
+    }
+    (folder / "runs.json").write_text(json.dumps(runs))
+    environment = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "DATA_URI": str(dataset)}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    process = subprocess.run(
+        [*torchrun, "-m", "tests.trainer.layouts", str(folder / "runs.json")],
+        env=os.environ | environment | {"TRAINYARD_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exported_weights_are_bit_equal(folder: Path, name: str, layout: str) -> None:
+    export = folder / f"{name}-{layout}/results/export"
+    actual = {key: tensor for file in export.glob("*.safetensors") for key, tensor in load_file(file).items()}
+    expected = load_file(folder / name / "model.safetensors")
+    assert actual.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert actual[key].dtype == torch.bfloat16
+        assert torch.equal(actual[key], tensor), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_is_the_same_in_each_layout(folder: Path, name: str) -> None:
+    losses = [
+        json.loads((folder / f"{name}-{layout}/results/results.json").read_text())["validation_loss"]
+        for layout in LAYOUTS
+    ]
+    assert losses == pytest.approx([losses[0]] * len(losses), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_loads_the_export(folder: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    export = folder / f"{name}-fsdp/results/export"
+    model, expected = (AutoModelForCausalLM.from_pretrained(each) for each in (export, folder / name))
+    tokens = torch.randint(0, 256, (1, 16))
+    assert torch.equal(model(tokens).logits, expected(tokens).logits)
+    assert model.dtype == torch.bfloat16
+    assert GenerationConfig.from_pretrained(export).eos_token_id == [2, 5]

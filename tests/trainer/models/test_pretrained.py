@@ -1,0 +1,128 @@
+"""Models in the format of Hugging Face, read by the built-in decoder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.trainer.models.library_models import MODELS, save_model
+from trainer.models import build
+from trainer.models.decoder import Decoder
+from trainer.models.pretrained import library_config, open_model, resolve_decoder
+from trainer.models.pretrained_weights import load_weights
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
+from trainyard.errors import InputError
+
+
+def read(location: str, **changes: Any) -> Decoder:
+    """Return the decoder with the weights at a location."""
+    model = resolve_decoder(DecoderConfig(path=location, weights=True, **{"sequence_length": 48, **changes}))
+    module = build(TrainerConfig(model=model)).module.to_empty(device="cpu")
+    assert isinstance(module, Decoder)
+    module.table = Decoder(model, None).table  # to_empty has replaced it, too
+    load_weights(module, open_model(location))
+    return module
+
+
+def code_of(error: pytest.ExceptionInfo[InputError]) -> tuple[str, str]:
+    (problem,) = error.value.problems
+    return problem.code, problem.reason
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    expected = save_model(tmp_path, name, file_bytes="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    tokens = torch.randint(0, 256, (2, 48))
+    with torch.no_grad():
+        torch.testing.assert_close(read(str(tmp_path))(tokens), expected(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_written_config_is_the_same_model(name: str, tmp_path: Path) -> None:
+    save_model(tmp_path, name)
+    model = resolve_decoder(DecoderConfig(path=str(tmp_path), sequence_length=48))
+    (tmp_path / "config.json").write_text(json.dumps(library_config(model, {})))
+    assert resolve_decoder(DecoderConfig(path=str(tmp_path), sequence_length=48)).shape == model.shape
+
+
+def test_weights_are_read_from_s3(s3: Any, tmp_path: Path) -> None:
+    expected = save_model(tmp_path, "llama", dtype=torch.bfloat16)
+    for file in tmp_path.iterdir():
+        s3.upload_file(str(file), "runs", f"models/llama/{file.name}")
+    module = read("s3://runs/models/llama")
+    assert torch.equal(module.lm_head.weight, expected.lm_head.weight.float())
+
+
+def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = save_model(tmp_path, "llama")
+    sizes = []
+    storage = open_model(str(tmp_path))
+    read_range = type(storage).read_range
+    monkeypatch.setattr("trainer.models.pretrained_weights._MAX_READ_BYTES", 1000)
+
+    def record(self: Any, key: str, start: int, stop: int) -> bytes:
+        sizes.append(stop - start)
+        return read_range(self, key, start, stop)
+
+    monkeypatch.setattr(type(storage), "read_range", record)
+    module = read(str(tmp_path))
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    assert max(size for size in sizes if size != header) <= 1000
+    assert torch.equal(module.lm_head.weight, expected.lm_head.weight)
+
+
+def test_missing_weight_is_named(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(InputError) as error:
+        read(str(tmp_path))
+    assert code_of(error) == ("model_weights_mismatch", "has no weight model.layers.1.mlp.up_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "text"),
+    [
+        ({"model_type": "gemma2"}, "model_type_unsupported", "gemma2"),
+        ({"hidden_act": "gelu"}, "model_feature_unsupported", "hidden_act 'gelu'"),
+        ({"attention_bias": True}, "model_feature_unsupported", "attention_bias True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "model_feature_unsupported", "rope_type 'yarn'"),
+        ({"model_type": "mistral", "sliding_window": 32}, "model_feature_unsupported", "sliding_window 32"),
+        ({"max_position_embeddings": 32}, "sequence_too_long", "32 positions"),
+        ({"num_key_value_heads": "two"}, "model_config_rejected", "transformers refuses"),
+    ],
+)
+def test_other_models_are_refused(keys: dict[str, Any], code: str, text: str, tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    del content["rope_parameters"]
+    file.write_text(json.dumps({**content, **keys}))
+    with pytest.raises(InputError) as error:
+        resolve_decoder(DecoderConfig(path=str(tmp_path), sequence_length=48))
+    actual, reason = code_of(error)
+    assert actual == code
+    assert text in reason
+
+
+def test_key_that_differs_from_the_model_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    with pytest.raises(InputError) as error:
+        resolve_decoder(DecoderConfig.model_validate({"path": str(tmp_path), "layers": 3, "sequence_length": 48}))
+    assert code_of(error) == ("model_shape_mismatch", f"differs from config.json of {tmp_path}, which has 2")
+
+
+def test_model_of_the_hub_is_an_error_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InputError) as error:
+        resolve_decoder(DecoderConfig(path="meta-llama/Llama-3.2-1B"))
+    code, reason = code_of(error)
+    assert (code, error.value.problems[0].value) == ("hub_unreachable", "meta-llama/Llama-3.2-1B")
+    assert "cannot be reached" in reason

@@ -1,0 +1,197 @@
+"""Models in the format of Hugging Face: where they are, and their config.json as settings of the built-in decoder."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from trainer.storage import Storage, open_storage
+from trainyard.config.training.models import MODEL_PATH, DecoderConfig, HuggingFaceConfig, LanguageModelConfig
+from trainyard.errors import InputError, Problem
+
+CONFIG = "config.json"
+PATH_KEY = "config.model.path"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
+_UPLOAD = "Upload the model (trainyard data put FOLDER NAME), set job.model to dataset:NAME and the path to $MODEL_PATH"
+
+
+def locate(model: LanguageModelConfig) -> str:
+    """Return the folder or the s3:// URI of the model at `model.path`; a model of the hub is downloaded first.
+
+    Raises InputError if MODEL_PATH is not set, or if the download fails.
+    """
+    assert model.path is not None
+    path = model.path
+    if path == MODEL_PATH and not (path := os.environ.get(MODEL_PATH.lstrip("$"), "")):
+        fix = "Set MODEL_PATH to the folder of the model"
+        raise _error(model.path, "MODEL_PATH is not set", fix, "variable_missing")
+    if _HUB_ID.fullmatch(path) and not Path(path).exists():
+        return _download(path, weights=model.weights)
+    if "://" in path and isinstance(model, HuggingFaceConfig):
+        fix = "Set it to $MODEL_PATH with job.model, or to a folder, or use kind: decoder"
+        raise _error(path, "is no folder, from which transformers loads the model", fix, "model_not_in_a_folder")
+    return path
+
+
+def _download(name: str, *, weights: bool) -> str:
+    """Download a model of the Hugging Face hub to the cache of this node, once for all processes."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    patterns = [*_FILES, *(["*.safetensors"] if weights else [])]
+    try:
+        return str(snapshot_download(name, allow_patterns=patterns))
+    except GatedRepoError:
+        reason, fix = "needs an accepted license and a token", "Set the secret HF_TOKEN of the job"
+        raise _error(name, reason, fix, "model_gated") from None
+    except RepositoryNotFoundError:
+        reason = "is neither a folder nor a public model of the Hugging Face hub"
+        raise _error(name, reason, "Correct it, or set the secret HF_TOKEN of the job", "model_missing") from None
+    except (HfHubHTTPError, OSError) as error:
+        # The last line of huggingface_hub's messages is advice for other programs.
+        cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        reason = f"the Hugging Face hub cannot be reached: {cause}"
+        raise _error(name, reason, _UPLOAD, "hub_unreachable") from None
+
+
+def read_config(location: str) -> dict[str, Any]:
+    """Return the content of config.json. Raises InputError if it does not exist or is no JSON object."""
+    content = open_storage(location, PATH_KEY).read(CONFIG)
+    if content is None:
+        raise _error(location, f"has no {CONFIG}", "Set it to the folder of a model", "model_config_missing")
+    try:
+        config = json.loads(content)
+    except ValueError as error:
+        raise _error(
+            location, f"its {CONFIG} is no JSON: {error}", "Repair the file", "model_config_rejected"
+        ) from None
+    if not isinstance(config, dict):
+        raise _error(location, f"its {CONFIG} is no JSON object", "Repair the file", "model_config_rejected")
+    return config
+
+
+def decoder_settings(config: dict[str, Any], location: str, length: int) -> dict[str, Any]:
+    """Return the settings of DecoderConfig, except the sequence length, for the model of a config.json.
+
+    `length`: tokens of the sequences to train on. Raises InputError if the decoder does not compute this model.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    architecture = config.get("model_type")
+    if architecture not in ("llama", "mistral", "qwen2", "qwen3"):
+        reason = f"is a model of type {architecture}, and the built-in decoder computes llama, mistral, qwen2 and qwen3"
+        raise _error(location, reason, "Set kind: hugging_face", "model_type_unsupported")
+    try:
+        parsed = CONFIG_MAPPING[architecture].from_dict(config)
+    except Exception as error:  # transformers has several types
+        reason = f"transformers refuses its {CONFIG}: {' '.join(str(error).split())[:300]}"
+        raise _error(location, reason, "Correct the file", "model_config_rejected") from None
+    rope = dict(parsed.rope_parameters)
+    theta, kind = rope.pop("rope_theta"), rope.get("rope_type", "default")
+    unsupported = {
+        "hidden_act": parsed.hidden_act != "silu",
+        "attention_bias": getattr(parsed, "attention_bias", False),
+        "mlp_bias": getattr(parsed, "mlp_bias", False),
+        "rope_type": kind not in ("default", "linear", "llama3"),
+        "sliding_window": (getattr(parsed, "sliding_window", None) or length) < length,
+    }
+    for key, is_unsupported in unsupported.items():
+        if is_unsupported:
+            value = kind if key == "rope_type" else getattr(parsed, key)
+            reason = f"its {CONFIG} has {key} {value!r}, which the built-in decoder does not compute"
+            shorter = " or a shorter sequence_length" if key == "sliding_window" else ""
+            raise _error(location, reason, f"Set kind: hugging_face{shorter}", "model_feature_unsupported")
+    if length > parsed.max_position_embeddings:
+        reason = f"is longer than the {parsed.max_position_embeddings} positions of {location}"
+        problem = Problem("config.model.sequence_length", length, reason, "Shorten it", "sequence_too_long")
+        raise InputError([problem])
+    return {
+        "architecture": architecture,
+        "dim": parsed.hidden_size,
+        "layers": parsed.num_hidden_layers,
+        "heads": parsed.num_attention_heads,
+        "kv_heads": parsed.num_key_value_heads,
+        "head_dim": getattr(parsed, "head_dim", None) or parsed.hidden_size // parsed.num_attention_heads,
+        "intermediate_size": parsed.intermediate_size,
+        "vocabulary": parsed.vocab_size,
+        "rope_theta": float(theta),
+        "rope_scaling": None if kind == "default" else rope,
+        "norm_eps": parsed.rms_norm_eps,
+        "tie_embeddings": parsed.tie_word_embeddings,
+    }
+
+
+def resolve_decoder(model: DecoderConfig) -> DecoderConfig:
+    """Return the settings with the shape of the model at `path`, and that path as a location.
+
+    Raises InputError if the model cannot be read, or if a key that is set has another value there.
+    """
+    location = locate(model)
+    storage = open_storage(location, PATH_KEY)
+    storage.require()
+    shape = decoder_settings(read_config(location), location, model.sequence_length)
+    resolved = DecoderConfig.model_validate({**shape, "path": location, "sequence_length": model.sequence_length})
+    problems = [
+        Problem(
+            f"config.model.{key}",
+            value,
+            f"differs from {CONFIG} of {location}, which has {getattr(resolved, key)!r}",
+            "Remove it, or set another path",
+            "model_shape_mismatch",
+        )
+        for key in sorted(model.model_fields_set & shape.keys())
+        if (value := getattr(model, key)) != getattr(resolved, key) and (key != "head_dim" or value is not None)
+    ]
+    if problems:
+        raise InputError(problems)
+    return resolved.model_copy(update={"weights": model.weights})
+
+
+def library_config(model: DecoderConfig, special_tokens: dict[str, int | None]) -> dict[str, Any]:
+    """Return config.json with which transformers and vLLM load the decoder's weights.
+
+    `special_tokens`: keys such as eos_token_id. The keys are those of published models, which all versions read.
+    """
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    scaling = None
+    if model.rope_scaling is not None:
+        is_linear = model.rope_scaling.rope_type == "linear"
+        scaling = model.rope_scaling.model_dump(include={"rope_type", "factor"} if is_linear else None)
+    config = {
+        "architectures": [f"{names[model.architecture]}ForCausalLM"],
+        "model_type": model.architecture,
+        "hidden_size": model.dim,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_size,
+        "intermediate_size": model.intermediate_size,
+        "vocab_size": model.vocabulary,
+        "max_position_embeddings": model.sequence_length,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": scaling,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tie_embeddings,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        **special_tokens,
+    }
+    if model.architecture == "mistral":
+        config["sliding_window"] = None
+    return config
+
+
+def library_name(name: str) -> str:
+    """Return the name that a weight of the decoder has in transformers."""
+    return name if name.startswith("lm_head.") else f"model.{name}"
+
+
+def open_model(location: str) -> Storage:
+    """Return the storage of a model."""
+    return open_storage(location, PATH_KEY)
+
+
+def _error(value: Any, reason: str, fix: str, code: str) -> InputError:
+    return InputError([Problem(PATH_KEY, value, reason, fix, code)])

@@ -1,0 +1,146 @@
+"""Reads weights in the safetensors format from a folder or S3 into a parallelized model, each rank its own part."""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from trainer.models.pretrained import PATH_KEY, library_name
+from trainer.storage import Storage
+from trainyard.errors import InputError, Problem
+
+_MAX_READ_BYTES = 256 * 2**20
+_THREADS = 8
+_LENGTH_BYTES = 8  # of the length of the header, at the start of a file
+# Names of types in the format, see github.com/huggingface/safetensors.
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor in a file."""
+
+    key: str
+    type: torch.dtype
+    shape: tuple[int, ...]
+    start: int  # byte in the file
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.shape[1:]) * self.type.itemsize
+
+
+def load_weights(module: nn.Module, storage: Storage) -> None:
+    """Fill the parameters of a decoder, or of this rank's stage and shards, from safetensors files, in place.
+
+    A rank reads the rows of its shards only, 256 MiB at once. Raises InputError if a weight is missing or has another
+    size, OSError if the storage fails.
+    """
+    reader = SafetensorsReader(storage)
+    targets = {library_name(name): parameter.detach() for name, parameter in module.named_parameters()}
+    _require_weights(targets, reader.read_metadata().state_dict_metadata, storage)
+    load(targets, storage_reader=reader, no_dist=True)
+
+
+def _require_weights(targets: Mapping[str, Tensor], entries: Mapping[str, Any], storage: Storage) -> None:
+    problems = []
+    for name, target in targets.items():
+        entry = entries.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            problems.append(f"has no weight {name}")
+        elif entry.size != target.size():
+            problems.append(f"holds {name} as {tuple(entry.size)}, the model has {tuple(target.size())}")
+    if problems:
+        more = f", and {len(problems) - 1} more such weights" if len(problems) > 1 else ""
+        fix = "Set it to a model with all its safetensors files"
+        raise InputError([Problem(PATH_KEY, storage.uri, problems[0] + more, fix, "model_weights_mismatch")])
+
+
+class SafetensorsReader(StorageReader):
+    """A reader of torch.distributed.checkpoint for safetensors files. torch's own reader reads local files only."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._tensors: dict[str, _Tensor] = {}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Do nothing: a reader is for one model."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Return false: the location is an argument of the constructor."""
+        return False
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """Return the names, types and sizes of all tensors, from the headers of the files."""
+        if not self._tensors:
+            keys = sorted(key for key in self._storage.sizes("") if "/" not in key and key.endswith(".safetensors"))
+            self._tensors = {name: tensor for key in keys for name, tensor in self._read_header(key)}
+        entries = {
+            name: TensorStorageMetadata(
+                TensorProperties(dtype=tensor.type),
+                torch.Size(tensor.shape),
+                [ChunkStorageMetadata(torch.Size([0] * len(tensor.shape)), torch.Size(tensor.shape))],
+            )
+            for name, tensor in self._tensors.items()
+        }
+        return Metadata(state_dict_metadata=dict(entries), storage_data={MetadataIndex(name): name for name in entries})
+
+    def _read_header(self, key: str) -> Iterator[tuple[str, _Tensor]]:
+        length = int.from_bytes(self._storage.read_range(key, 0, _LENGTH_BYTES), "little")
+        header = json.loads(self._storage.read_range(key, _LENGTH_BYTES, _LENGTH_BYTES + length))
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] in _TYPES:
+                start = _LENGTH_BYTES + length + entry["data_offsets"][0]
+                yield name, _Tensor(key, _TYPES[entry["dtype"]], tuple(entry["shape"]), start)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: `read_metadata` has read the positions of the tensors."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan unchanged."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans unchanged."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the items of a plan into their targets, which may have another type."""
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="weights") as threads:
+            for result in [threads.submit(self._read_item, item, planner) for item in plan.items]:
+                result.result()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read_item(self, item: ReadItem, planner: LoadPlanner) -> None:
+        tensor = self._tensors[item.storage_index.fqn]
+        target = planner.resolve_tensor(item).detach()
+        (first, *offsets), (rows, *lengths) = item.storage_offsets, item.lengths
+        at_once = max(1, _MAX_READ_BYTES // tensor.row_bytes)
+        for row in range(0, rows, at_once):
+            stop = min(row + at_once, rows)
+            start = tensor.start + (first + row) * tensor.row_bytes
+            content = self._storage.read_range(tensor.key, start, start + (stop - row) * tensor.row_bytes)
+            part = torch.frombuffer(bytearray(content), dtype=tensor.type).view(stop - row, *tensor.shape[1:])
+            for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True), 1):
+                part = part.narrow(dimension, offset, length)
+            target[row:stop].copy_(part)
+        planner.commit_tensor(item, target)
