@@ -336,6 +336,7 @@ def _replace_model(substitution: SettingsSubstitution, processes: int, sources: 
         "model": model,
         "precision": precision,
         "parallel": parallel.model_dump(exclude_defaults=True),
+        **({} if config.lora is None else {"lora": config.lora.model_dump(exclude_defaults=True)}),
         "optimizer": _SMALL_OPTIMIZER,
         "memory": config.memory.model_dump(exclude_defaults=True),
         "batch_size": multiple * parallel.pipeline,
@@ -363,6 +364,8 @@ def _small_model(model: ModelConfig, sources: Sources) -> tuple[dict[str, Any], 
     """
     if isinstance(model, HuggingFaceConfig):
         return _small_hugging_face_model(model, sources)
+    if isinstance(model, DecoderConfig) and model.path is not None:  # `provide_sources` shrinks a large model
+        return model.model_dump(include={"path", "weights", "sequence_length"}), "the model of --model, or a small one"
     if isinstance(model, ImageModelConfig) and sources.data:
         small: dict[str, Any] = {"kind": "images", "architecture": "resnet18", "image_size": 32}
         return {**small, "classes": model.classes}, f"resnet18, {model.classes} classes, 32 pixels"

@@ -1,6 +1,7 @@
 """Run the training job: `torchrun ... -m trainer --config FILE`, or without torchrun as a single process.
 
-`python -m trainer plan FILE --ranks N` calculates its memory and communication instead.
+`python -m trainer plan FILE --ranks N` calculates its memory and communication instead, and `python -m trainer evaluate
+MODEL DATA` evaluates an exported model.
 
 With `recovery: in_process` trainer.recovery.supervisor takes the place of torchrun.
 
@@ -39,13 +40,21 @@ def _run(
     return 0, None
 
 
-def main() -> int:
-    """Run the program. Returns 0 on success, 1 if the job fails and 2 for a user error."""
-    if sys.argv[1:2] == ["plan"]:
+def _command(name: str) -> Callable[[list[str]], int]:
+    if name == "plan":
         from trainer.plan.command import main as plan
 
+        return plan
+    from trainer.evaluate_model import main as evaluate
+
+    return evaluate
+
+
+def main() -> int:
+    """Run the program. Returns 0 on success, 1 if the job fails and 2 for a user error."""
+    if sys.argv[1:2] in (["plan"], ["evaluate"]):
         try:
-            return plan(sys.argv[2:])
+            return _command(sys.argv[1])(sys.argv[2:])
         except InputError as input_error:
             print(input_error, file=sys.stderr)
             return 2

@@ -114,7 +114,7 @@ def _train(
             model=model.module,
             optimizer=optimizer,
             progress=progress,
-            shape=config.model.shape,
+            shape=config.shape,
             order=data.order,
             batch_size=config.batch_size,
             scaler=loss_scale.state,

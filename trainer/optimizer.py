@@ -10,9 +10,10 @@ from trainyard.config.training.config import OptimizerConfig
 
 
 def build_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only, not on gains and biases."""
-    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
-    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    """Return AdamW of the parameters that are not frozen, with weight decay on matrices, not on gains and biases."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
+    vectors = [parameter for parameter in trained if parameter.dim() < 2]
     groups = [
         {"params": group, "weight_decay": decay}
         for group, decay in ((matrices, config.weight_decay), (vectors, 0.0))

@@ -209,6 +209,24 @@ def test_model_of_a_folder_is_that_of_the_copy(tmp_path: Path) -> None:
     assert "the folder /fsx/models/llama of the nodes" in [change.original for change in changes]
 
 
+def test_fine_tuning_keeps_the_model_the_sequence_length_and_lora(tmp_path: Path) -> None:
+    raw = read_stack_settings("finetune")
+    settings, _ = substitute_settings(raw, None, sources=Sources(model=tmp_path, data=tmp_path))
+    train = load_settings(settings, ROOT, "x").job.train
+    assert train is not None
+    assert isinstance(train.model, DecoderConfig)
+    assert train.model.model_dump() == {
+        "kind": "decoder",
+        "path": "$MODEL_PATH",
+        "weights": True,
+        "sequence_length": 2048,
+    }
+    assert train.lora is not None
+    with pytest.raises(InputError) as error:
+        substitute_settings(raw, None)
+    assert codes(error) == ["model_not_readable"]
+
+
 def test_data_of_the_user_replaces_the_builtin_corpus(tmp_path: Path) -> None:
     settings, _ = substitute_settings(read_stack_settings("local"), None, sources=Sources(data=tmp_path))
     assert not load_settings(settings, ROOT, "x").job.builtin_corpus

@@ -10,7 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from trainyard.errors import InputError, Problem
@@ -57,14 +61,14 @@ class State:
     replicas: dist.ProcessGroup | None = None
 
     def tensors(self) -> dict[str, Any]:
-        """Return the live tensors by name.
+        """Return the live tensors by name, without frozen parameters.
 
         Of the optimizer it returns only the tensors: learning rate, weight decay and betas are those of the
         configuration, also after a resume.
         """
         with warnings.catch_warnings(action="ignore"):  # of torch, about its own deprecated functions
             return {
-                "model": get_model_state_dict(self.model),
+                "model": get_model_state_dict(self.model, options=StateDictOptions(ignore_frozen_params=True)),
                 "optimizer": get_optimizer_state_dict(self.model, self.optimizer)["state"],
             }
 

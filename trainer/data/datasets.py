@@ -69,6 +69,7 @@ class Data:
             splits.append((order, _create_loader(samples, order, config, rank, ranks)))
         (order, self._train), (held_out_order, self._held_out) = splits
         self._order, self._seed = order, config.seed
+        self.held_out_samples = held_out_order.size
         local_ranks = _local_ranks(config, environment, rank, ranks)
         limit = math.inf
         if not cache.reads_in_place:
@@ -121,6 +122,11 @@ class Data:
             "config.data.streams": self._order.streams,
             "config.data.shuffle_block_samples": self._order.block,
         }
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether the samples are rows of conversations, whose responses are the targets."""
+        return isinstance(self.index, TokenDataset) and self.index.row_tokens is not None
 
     @property
     def special_tokens(self) -> dict[str, int | None]:

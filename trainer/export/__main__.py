@@ -13,37 +13,73 @@ from trainer.checkpoints.reader import read_state_dict
 from trainer.export.int8_export import export_int8
 from trainer.export.model_config import build_empty_model, export_format, shared_names
 from trainer.export.model_files import copy_model_files
-from trainer.export.safetensors_export import export_checkpoint, load_exported_weights
-from trainer.storage import open_storage
-from trainyard.config.training.models import ModelConfig
+from trainer.export.safetensors_export import (
+    export_adapted_checkpoint,
+    export_checkpoint,
+    load_exported_weights,
+)
+from trainer.models.pretrained_weights import SafetensorsReader
+from trainer.storage import Storage, open_storage
+from trainyard.config.training.config import LoraConfig
+from trainyard.config.training.models import DecoderConfig, ModelConfig
 from trainyard.errors import InputError, Problem
 from trainyard.log import configure_logging
 
 
-def export(uri: str, target: str, *, int8: bool, tokenizer: str | None = None, dtype: str | None = None) -> None:
+def export(
+    uri: str,
+    target: str,
+    *,
+    int8: bool,
+    tokenizer: str | None = None,
+    dtype: str | None = None,
+    base: str | None = None,
+) -> None:
     """Export the checkpoint at `uri` to `target`.
 
-    `tokenizer`: location of the tokenizer's files, such as the dataset. `dtype`: type of the weights; None: float32.
-    Raises InputError for an invalid location, OSError if the checkpoint cannot be read.
+    `tokenizer`: location of the tokenizer's files, such as the dataset. `dtype`: type of the weights; None: float32, or
+    that of `base`. `base`: location of the model that was adapted (LoRA). Raises InputError for an invalid location,
+    OSError if the checkpoint cannot be read.
     """
     source, storage = open_storage(uri, "CHECKPOINT_URI"), open_storage(target, "TARGET")
     source.require()
     storage.require(create=True)
+    model, lora = _read_shape(source)
+    if (lora is None) != (base is None):
+        reason = "has low-rank matrices, and not the weights that they adapt" if lora else "has no low-rank matrices"
+        fix = "Name the location of the model with --base" if lora else "Remove --base"
+        raise InputError(
+            [Problem("CHECKPOINT_URI", uri, reason, fix, "base_model_missing" if lora else "base_not_used")]
+        )
+    if base is not None and isinstance(model, DecoderConfig):
+        model = model.model_copy(update={"path": base})
+    format = export_format(model, dtype=dtype)
+    rename, type = format.rename, format.dtype
+    base_storage = None if base is None else open_storage(base, "--base")
+    if lora is None or base_storage is None:
+        export_checkpoint(source.uri, format.config, storage, rename=rename, dtype=type, shared=shared_names(model))
+    else:
+        base_storage.require()
+        reader = SafetensorsReader(base_storage)
+        export_adapted_checkpoint(source.uri, format.config, storage, reader, lora, rename=rename, dtype=type)
+    tokenizer_storage = None if tokenizer is None else open_storage(tokenizer, "--tokenizer")
+    copy_model_files(storage, "", tokenizer_storage, base_storage, {})
+    if int8:
+        whole = build_empty_model(model)
+        load_exported_weights(whole, storage, rename=rename, folder="")
+        export_int8(whole, format.int8_config(), storage, rename=rename, folder="int8/")
+
+
+def _read_shape(source: Storage) -> tuple[ModelConfig, LoraConfig | None]:
+    """Return the model's configuration in a checkpoint. Raises InputError if it is not one of this trainer."""
     try:
-        shape = TypeAdapter[ModelConfig](ModelConfig).validate_json(read_state_dict(source.uri, {"shape"})["shape"])
+        shape = json.loads(read_state_dict(source.uri, {"shape"})["shape"])
+        lora = shape.pop("lora", None)
+        model = TypeAdapter[ModelConfig](ModelConfig).validate_python(shape)
+        return model, None if lora is None else LoraConfig.model_validate(lora)
     except (KeyError, ValidationError):
         reason, fix = "is not a checkpoint of this trainer", "Set it to the URI of a checkpoint"
-        raise InputError([Problem("CHECKPOINT_URI", uri, reason, fix, "not_a_checkpoint")]) from None
-    format = export_format(shape, dtype=dtype)
-    rename = format.rename
-    shared = shared_names(shape)
-    export_checkpoint(source.uri, format.config, storage, rename=rename, dtype=format.dtype, shared=shared)
-    if tokenizer is not None:
-        copy_model_files(storage, "", open_storage(tokenizer, "--tokenizer"), None, {})
-    if int8:
-        model = build_empty_model(shape)
-        load_exported_weights(model, storage, rename=rename, folder="")
-        export_int8(model, format.int8_config(), storage, rename=rename, folder="int8/")
+        raise InputError([Problem("CHECKPOINT_URI", source.uri, reason, fix, "not_a_checkpoint")]) from None
 
 
 def main() -> int:
@@ -53,6 +89,7 @@ def main() -> int:
     parser.add_argument("target", metavar="TARGET", help="folder or s3:// URI to write to")
     parser.add_argument("--int8", action="store_true", help="also export int8 linear layers, to TARGET/int8/")
     parser.add_argument("--tokenizer", metavar="URI", help="copy the tokenizer's files from here, such as the dataset")
+    parser.add_argument("--base", metavar="URI", help="model that a run with LoRA has adapted")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
     arguments = parser.parse_args()
     configure_logging("trainer")
@@ -63,6 +100,7 @@ def main() -> int:
             int8=arguments.int8,
             tokenizer=arguments.tokenizer,
             dtype=arguments.dtype,
+            base=arguments.base,
         )
     except InputError as error:
         print(error, file=sys.stderr)

@@ -22,7 +22,10 @@ from torch.distributed.tensor import DTensor
 from trainer.checkpoints.failures import on_all_ranks, retry
 from trainer.checkpoints.files import read_metadata
 from trainer.checkpoints.reader import read_state_dict
+from trainer.models.lora import adapters, is_adapter, merge
+from trainer.models.pretrained_weights import SafetensorsReader
 from trainer.storage import Storage
+from trainyard.config.training.config import LoraConfig
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -91,9 +94,11 @@ def export_model(
 
     `model` is this rank's pipeline stage or shard, as for a checkpoint. Among ranks with the same tensors the first
     writes. `rename` returns the exported name of a tensor. `dtype`: type of exported floating-point tensors; None: that
-    of the model. A tensor with two names is written once. `limit`: bytes per file. Raises OSError if the storage fails.
+    of the model. Low-rank matrices are merged into the weights. A tensor with two names is written once. `limit`: bytes
+    per file. Raises OSError if the storage fails.
     """
-    tensors = {rename(name): tensor for name, tensor in named_tensors(model).items()}
+    adapted = {rename(_unwrapped_name(name)): layer for name, layer in adapters(model).items()}
+    tensors = {rename(name): tensor for name, tensor in named_tensors(model).items() if not is_adapter(name)}
     sizes = {name: tensor.numel() * _exported_type(tensor.dtype, dtype).itemsize for name, tensor in tensors.items()}
     sizes_by_rank: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(sizes_by_rank, sizes, group=group)
@@ -106,6 +111,9 @@ def export_model(
         content = {}
         for name in file.tensors if file else ():
             full_tensor = _gather(tensors[name])
+            if layer := adapted.get(name):
+                a, b = _gather(layer.lora_A.weight), _gather(layer.lora_B.weight)
+                full_tensor = merge(full_tensor, a, b, layer.scaling)
             if is_writer:
                 content[name] = full_tensor.to(_exported_type(full_tensor.dtype, dtype)).cpu().contiguous()
         if file and is_writer:
@@ -148,11 +156,63 @@ def export_checkpoint(
     for names in shared:
         for name in [name for name in names if name in sizes][1:]:
             del sizes[name]
+
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        state_dict = read_state_dict(uri, {tensors[name][0] for name in names})
+        return {name: state_dict[tensors[name][0]].to(types[name]) for name in names}
+
+    _write_files(sizes, read, config, storage, limit)
+
+
+def export_adapted_checkpoint(
+    uri: str,
+    config: Mapping[str, Any],
+    storage: Storage,
+    base: SafetensorsReader,
+    lora: LoraConfig,
+    *,
+    rename: Rename,
+    dtype: torch.dtype,
+    limit: int = MAX_FILE_BYTES,
+) -> None:
+    """Export the weights of `base`, with the low-rank matrices of a checkpoint merged into them.
+
+    The arguments are those of `export_checkpoint`. Raises OSError if the storage fails.
+    """
+    state = read_state_dict(uri)
+    matrices = {name.removeprefix("model."): tensor for name, tensor in state.items() if is_adapter(name)}
+    adapted = {
+        rename(name.replace(".lora_A.", ".")): (tensor, matrices[name.replace(".lora_A.", ".lora_B.")])
+        for name, tensor in matrices.items()
+        if ".lora_A." in name
+    }
+    entries = base.read_metadata().state_dict_metadata
+    sizes = {
+        name: entry.size.numel() * dtype.itemsize
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        content = {name: base.read_tensor(name) for name in names}
+        for name in adapted.keys() & set(names):
+            content[name] = merge(content[name], *adapted[name], lora.alpha / lora.rank)
+        return {name: tensor.to(dtype) for name, tensor in content.items()}
+
+    _write_files(sizes, read, config, storage, limit)
+
+
+def _write_files(
+    sizes: dict[str, int],
+    read: Callable[[Sequence[str]], dict[str, Tensor]],
+    config: Mapping[str, Any],
+    storage: Storage,
+    limit: int,
+) -> None:
+    """Write the tensors that `read` returns, one file in memory at a time, and the index."""
     (files,) = plan_files([sizes], limit)
     for file in files:
-        state_dict = read_state_dict(uri, {tensors[name][0] for name in file.tensors})
-        content = {name: state_dict[tensors[name][0]].to(types[name]) for name in file.tensors}
-        upload_tensors(content, storage, file.name)
+        upload_tensors(read(file.tensors), storage, file.name)
     write_index(storage, "", [files], sum(sizes.values()), config)
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from trainer.models.decoder import Decoder, stage_layers
+from trainer.models.lora import add_lora
 from trainer.models.model import Model
 from trainer.telemetry.flops import decoder_flops
 from trainyard.config.training import TrainerConfig
@@ -34,11 +35,12 @@ def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: in
     layers = stage_layers(model_config.layers, config.parallel.pipeline, stage)
     with torch.device("meta"):
         module = Decoder(model_config, config.memory.loss_chunk_tokens, layers, compiles_loss=config.memory.compile)
+    if config.lora is not None:
+        add_lora(module, config.lora, torch.bfloat16 if config.precision == "bf16" else torch.float32)
     embedding = 0 if model_config.tie_embeddings else model_config.vocabulary * model_config.dim
     width = model_config.heads * model_config.head_size
-    token_flops = decoder_flops(
-        model_config.parameters, embedding, model_config.layers, width, model_config.sequence_length
-    )
+    sizes = model_config.parameters, embedding, model_config.layers, width, model_config.sequence_length
+    token_flops = decoder_flops(*sizes, trains_weights=config.lora is None)
     return Model(
         module=module,
         blocks={f"layers.{number}": block for number, block in module.layers.items()},

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from trainer.models.documents import document_mask
+from trainer.models.lora import initialize_adapter
 from trainer.models.loss import next_token_loss
 from trainyard.config.training.models import DecoderConfig, RopeScaling
 
@@ -198,6 +199,9 @@ class Decoder(nn.Module):
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""
         if isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
+        elif name.endswith((".lora_A", ".lora_B")):
+            assert isinstance(module, nn.Linear)
+            initialize_adapter(name, module)
         elif isinstance(module, nn.Linear | nn.Embedding):
             # The outputs that blocks add to the residual stream are scaled, so that their sum does not grow with depth.
             depth = 2 * self.config.layers if name.endswith((".o_proj", ".down_proj")) else 1

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from trainer.models.lora import is_adapter
 from trainer.models.pretrained import PATH_KEY, library_name
 from trainer.storage import Storage
 from trainyard.errors import InputError, Problem
@@ -49,11 +50,13 @@ class _Tensor:
 def load_weights(module: nn.Module, storage: Storage) -> None:
     """Fill the parameters of a decoder, or of this rank's stage and shards, from safetensors files, in place.
 
-    A rank reads the rows of its shards only, 256 MiB at once. Raises InputError if a weight is missing or has another
-    size, OSError if the storage fails.
+    Low-rank matrices are not filled. A rank reads the rows of its shards only, 256 MiB at once. Raises InputError if a
+    weight is missing or has another size, OSError if the storage fails.
     """
     reader = SafetensorsReader(storage)
-    targets = {library_name(name): parameter.detach() for name, parameter in module.named_parameters()}
+    targets = {
+        library_name(name): parameter.detach() for name, parameter in module.named_parameters() if not is_adapter(name)
+    }
     _require_weights(targets, reader.read_metadata().state_dict_metadata, storage)
     load(targets, storage_reader=reader, no_dist=True)
 
@@ -120,6 +123,12 @@ class SafetensorsReader(StorageReader):
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return the plans unchanged."""
         return plans
+
+    def read_tensor(self, name: str) -> Tensor:
+        """Return a whole tensor. Raises KeyError if the model has none of this name."""
+        tensor = self._tensors[name]
+        content = self._storage.read_range(tensor.key, tensor.start, tensor.start + tensor.shape[0] * tensor.row_bytes)
+        return torch.frombuffer(bytearray(content), dtype=tensor.type).view(tensor.shape)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of a plan into their targets, which may have another type."""

@@ -104,7 +104,8 @@ def _materialize(module: nn.Module, name: str, model: Model, seed: int, device: 
         has_meta = any(parameter is not None and parameter.is_meta for parameter in submodule._parameters.values())
         for key, parameter in submodule._parameters.items():
             if parameter is not None and parameter.is_meta:
-                allocated = nn.Parameter(torch.empty_like(parameter, device=device))
+                values = torch.empty_like(parameter, device=device)
+                allocated = nn.Parameter(values, requires_grad=parameter.requires_grad)
                 submodule._parameters[key] = materialized.setdefault(id(parameter), allocated)
             elif parameter is not None:
                 parameter.data = parameter.data.to(device)

@@ -6,11 +6,13 @@ Exit status: 0 done, 1 failed, 2 invalid input, 130 interrupted. The same comman
 import logging
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
 
+from trainer.prepare.chats import ChatOptions, prepare_chats
 from trainer.prepare.dataset import Request, Result
 from trainer.prepare.documents import MAX_DOCUMENT_BYTES, ReadOptions
 from trainer.prepare.images import prepare_images
@@ -25,6 +27,32 @@ log = logging.getLogger("trainer.prepare")
 
 TargetOption = Annotated[str, typer.Option("--target", help="Folder, or s3://bucket/prefix/, of the dataset.")]
 NameOption = Annotated[str, typer.Option("--name", help="Name of the dataset.")]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Share of each SOURCE in the dataset, such as 0.7,0.3, by bytes. Documents of a source with more than its "
+        "size are used several times, those of the others are selected by a hash. Default: each document once."
+    ),
+]
+ShardTokensOption = Annotated[
+    str,
+    typer.Option(
+        help="Approximate number of tokens in a shard; K and M multiply by 1,000 and 1,000,000. Small corpora have "
+        "smaller shards: 16 shards if each has 1 MiB of text."
+    ),
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option(help="Skip files and folders with matching names. Can be repeated.")
+]
+PatternOption = Annotated[str, typer.Option(help="Use only files in folders with matching names, such as '*.py'.")]
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...",
+        help="Files, folders with all files under them, or s3://bucket/prefix/. Hidden files are skipped. Memory "
+        "holds a few documents per process, because files are streamed.",
+    ),
+]
 WorkersOption = Annotated[
     int, typer.Option("--workers", min=1, help="Number of processes. The result does not depend on it.")
 ]
@@ -55,6 +83,8 @@ def _run(prepare: Callable[[], Result], as_json: bool) -> None:
         _fail("interrupted; the same command resumes the run", 130)
     for message in result.failed:
         log.warning("skipped: %s", message)
+    if result.truncated:
+        log.warning("%d conversations are longer than a sequence and were truncated", result.truncated)
     if result.empty_documents:
         log.info("%d documents without text skipped", result.empty_documents)
     print(result.model_dump_json() if as_json else _format(result))
@@ -86,14 +116,7 @@ def _format(result: Result) -> str:
 
 @app.command()
 def tokens(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Files, folders with all files under them, or s3://bucket/prefix/. Hidden files are skipped. Memory "
-            "holds a few documents per process, because files are streamed.",
-        ),
-    ],
+    sources: SourcesArgument,
     target: TargetOption,
     name: NameOption,
     tokenizer: Annotated[
@@ -113,10 +136,9 @@ def tokens(
     ] = None,
     format: Annotated[Format | None, typer.Option(help="Default: by each file's suffix.")] = None,
     field: Annotated[str, typer.Option(help="Field of a JSON line, or column of a parquet file.")] = "text",
-    pattern: Annotated[str, typer.Option(help="Use only files in folders with matching names, such as '*.py'.")] = "*",
-    exclude: Annotated[
-        list[str] | None, typer.Option(help="Skip files and folders with matching names. Can be repeated.")
-    ] = None,
+    pattern: PatternOption = "*",
+    exclude: ExcludeOption = None,
+    weights: WeightsOption = None,
     document_kib: Annotated[
         int,
         typer.Option(
@@ -128,13 +150,7 @@ def tokens(
     encoding_errors: Annotated[
         Literal["strict", "replace"], typer.Option(help="Bytes that are no UTF-8: fail, or replace them by U+FFFD.")
     ] = "strict",
-    shard_tokens: Annotated[
-        str,
-        typer.Option(
-            help="Approximate number of tokens in a shard; K and M multiply by 1,000 and 1,000,000. Small corpora have "
-            "smaller shards: 16 shards if each has 1 MiB of text."
-        ),
-    ] = "64M",
+    shard_tokens: ShardTokensOption = "64M",
     held_out: Annotated[
         float, typer.Option(min=0, max=1, help="Share of documents to hold out, selected by a hash of their text.")
     ] = 0.005,
@@ -159,8 +175,67 @@ def tokens(
             tokenizer=tokenizer,
             end=end,
             shard_tokens=_parse_count(shard_tokens),
+            weights=_parse_weights(weights),
         )
         return prepare_tokens(options, _request(target, name, held_out, workers, work, replace))
+
+    _run(prepare, as_json)
+
+
+@app.command()
+def chats(
+    sources: SourcesArgument,
+    target: TargetOption,
+    name: NameOption,
+    tokenizer: Annotated[
+        Path, typer.Option(help="Folder of the model: tokenizer.json, tokenizer_config.json and the chat template.")
+    ],
+    sequence_length: Annotated[
+        int, typer.Option(min=2, help="model.sequence_length of the training. Longer conversations are truncated.")
+    ] = 2048,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja template of conversations, instead of that of the tokenizer.")
+    ] = None,
+    field: Annotated[
+        str,
+        typer.Option(
+            help="Field of a JSON line, or column of a parquet file, with a list of messages: role and content. Rows "
+            "without it may have prompt and completion."
+        ),
+    ] = "messages",
+    pattern: PatternOption = "*",
+    exclude: ExcludeOption = None,
+    weights: WeightsOption = None,
+    shard_tokens: ShardTokensOption = "64M",
+    held_out: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of conversations to hold out, selected by a hash.")
+    ] = 0.05,
+    workers: WorkersOption = CORES,
+    work: WorkOption = None,
+    replace: ReplaceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert conversations in JSON lines or parquet into token shards for fine-tuning.
+
+    The chat template is applied, and several conversations are packed into each row of the sequence length. The model
+    is trained to predict the responses (role assistant) only, and conversations do not attend to each other.
+    """
+
+    def prepare() -> Result:
+        options = ChatOptions(
+            text=TextOptions(
+                sources=tuple(sources),
+                pattern=pattern,
+                exclude=tuple(exclude or ()),
+                reading=ReadOptions(field, is_text=False),
+                tokenizer=str(tokenizer),
+                shard_tokens=_parse_count(shard_tokens),
+                weights=_parse_weights(weights),
+            ),
+            sequence_length=sequence_length,
+            chat_template=chat_template,
+        )
+        return prepare_chats(options, _request(target, name, held_out, workers, work, replace))
 
     _run(prepare, as_json)
 
@@ -209,6 +284,18 @@ def sample(
 
 def _request(target: str, name: str, held_out: float, workers: int, work: Path | None, replace: bool) -> Request:
     return Request(target=target, name=name, held_out=held_out, workers=workers, work=work, replace=replace)
+
+
+def _parse_weights(text: str | None) -> tuple[float, ...]:
+    """Parse shares such as 0.7,0.3."""
+    try:
+        weights = tuple(float(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        weights = (0.0,)
+    if not all(0 < weight < inf for weight in weights):
+        reason, fix = "is no list of positive numbers", "Write one number for each SOURCE, such as 0.7,0.3"
+        raise InputError([Problem("--weights", text, reason, fix, "invalid_weights")])
+    return weights
 
 
 def _parse_count(text: str) -> int:

@@ -34,6 +34,7 @@ class Result(StrictModel):
     samples: int
     empty_documents: int  # documents without text, which are skipped
     failed: tuple[str, ...]
+    truncated: int  # conversations that are longer than a row
     bytes: int
     seconds: float
     resumed_shards: int  # shards of an earlier, interrupted run
@@ -127,6 +128,7 @@ def build_dataset(
         samples=samples,
         empty_documents=sum(result.empty_documents for result in ordered),
         failed=tuple(_failed(ordered)),
+        truncated=sum(result.truncated for result in ordered),
         bytes=total,
         seconds=round(time.monotonic() - start, 3),
         resumed_shards=resumed,

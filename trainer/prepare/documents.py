@@ -8,6 +8,7 @@ between two characters if no line ends within LINE_SEARCH_BYTES.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from trainer.prepare.sources import Format, SourceFile, open_file, open_parquet
@@ -34,17 +35,24 @@ class ReadOptions:
     field: str = "text"  # field of a JSON line, or column of a parquet file
     replace_invalid: bool = False  # replace bytes that are no UTF-8 by U+FFFD
     document_bytes: int = MAX_DOCUMENT_BYTES
+    is_text: bool = True  # whether the field is text; else any value
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of a file: bytes, or row groups of a parquet file, from start to stop. `size`: about its bytes."""
+    """A part of a file: bytes, or row groups of a parquet file, from start to stop. `size`: about its bytes.
+
+    With a mixture of sources, a part is used several times: `copy` counts them. `share`: share of its documents, which
+    is selected by a hash of their text.
+    """
 
     file: SourceFile
     format: Format
     start: int
     stop: int
     size: int
+    copy: int = 0
+    share: float = 1.0
 
 
 def split_file(file: SourceFile, format: Format, options: ReadOptions) -> list[FilePart]:
@@ -89,8 +97,25 @@ def _boundary(stream: Any, offset: int, size: int) -> int:
     return offset + next((at for at, byte in enumerate(following[:4]) if byte & 0xC0 != 0x80), 0)
 
 
+def read_rows(part: FilePart, options: ReadOptions) -> Iterator[tuple[dict[str, Any], Callable[[], str]]]:
+    """Yield the rows of JSON lines or parquet, each with a function that returns its position, for error messages."""
+    if part.format == "parquet":
+        with open_parquet(part.file) as opened:
+            groups = range(part.start, part.stop)
+            for batch in opened.iter_batches(_BATCH_ROWS, row_groups=groups, use_threads=False):
+                yield from ((row, lambda: f"a row of group {part.start}") for row in batch.to_pylist())
+        return
+    for line, offset in _lines(part):
+        yield _parse_row(line, offset, part.file, options), partial(_line_name, part.file, offset)
+
+
 def _read_json_lines(part: FilePart, options: ReadOptions) -> Iterator[Document]:
-    """Yield the documents of the lines that start in the part."""
+    for line, offset in _lines(part):
+        yield _parse_json(line, offset, part.file, options)
+
+
+def _lines(part: FilePart) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines that start in the part, with their offsets, without empty ones."""
     with open_file(part.file) as stream:
         offset = part.start
         if offset:
@@ -98,7 +123,7 @@ def _read_json_lines(part: FilePart, options: ReadOptions) -> Iterator[Document]
             offset += len(_read_line(stream, part.file, offset)) - 1
         while offset < part.stop and (line := _read_line(stream, part.file, offset)):
             if line.strip():
-                yield _parse_json(line, offset, part.file, options)
+                yield line, offset
             offset += len(line)
 
 
@@ -110,16 +135,24 @@ def _read_line(stream: Any, file: SourceFile, offset: int) -> bytes:
     return line
 
 
-def _parse_json(line: bytes, offset: int, file: SourceFile, options: ReadOptions) -> Document:
+def _parse_row(line: bytes, offset: int, file: SourceFile, options: ReadOptions) -> dict[str, Any]:
     text = _decode(line, file, offset, options).text
     try:
         row = json.loads(text.removeprefix("\ufeff") if offset == 0 else text)
     except ValueError as error:
         reason = f"line {_line_number(file, offset)} is no JSON: {error}"
         raise InputError([file.problem(reason, "Correct the line", "invalid_json")]) from None
-    if not isinstance(row, dict) or options.field not in row:
-        content = f"has {', '.join(row) or 'no field'}" if isinstance(row, dict) else "is no object"
-        reason = f"line {_line_number(file, offset)} has no field {options.field!r}: it {content}"
+    if not isinstance(row, dict):
+        reason = f"line {_line_number(file, offset)} is no JSON object"
+        raise InputError([file.problem(reason, "Correct the line", "invalid_json")])
+    return row
+
+
+def _parse_json(line: bytes, offset: int, file: SourceFile, options: ReadOptions) -> Document:
+    row = _parse_row(line, offset, file, options)
+    if options.field not in row:
+        fields = ", ".join(row) or "no field"
+        reason = f"line {_line_number(file, offset)} has no field {options.field!r}: it has {fields}"
         raise InputError([file.problem(reason, "Name the field of the text with --field", "field_missing")])
     value = row[options.field]
     if value is not None and not isinstance(value, str):
@@ -142,6 +175,13 @@ def _row_groups(file: SourceFile, options: ReadOptions) -> list[FilePart]:
 
     with open_parquet(file) as opened:
         schema, metadata = opened.schema_arrow, opened.metadata
+        if not options.is_text:
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            return [
+                FilePart(file, "parquet", number, number + 1, group.total_byte_size)
+                for number, group in enumerate(groups)
+                if group.num_rows
+            ]
         if options.field not in schema.names:
             reason = f"has no column {options.field!r}: it has {', '.join(schema.names)}"
             raise InputError([file.problem(reason, "Name the column of the text with --field", "column_missing")])
@@ -186,6 +226,10 @@ def _replace_invalid(value: bytes | str) -> Document:
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     text = raw.decode("utf-8", "replace")
     return Document(text, text.encode())
+
+
+def _line_name(file: SourceFile, offset: int) -> str:
+    return f"line {_line_number(file, offset)}"
 
 
 def _line_number(file: SourceFile, offset: int) -> int:

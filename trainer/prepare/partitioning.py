@@ -42,16 +42,24 @@ class PartResult(StrictModel):
     samples: int  # documents or images
     empty_documents: int  # documents without text, which are skipped
     failed: tuple[str, ...] = ()  # images that can't be decoded, with the reason
+    truncated: int = 0  # conversations that are longer than a row
 
 
-def shuffle_key(name: str, start: int = 0) -> str:
+def shuffle_key(name: str, start: int = 0, copy: int = 0) -> str:
     """Return a hash to sort files, and parts of files, in a mixed order that is the same on every machine."""
-    return hashlib.blake2b(f"{name}\0{start}".encode(), digest_size=16).hexdigest()
+    position = f"{name}\0{start}" + (f"\0{copy}" if copy else "")
+    return hashlib.blake2b(position.encode(), digest_size=16).hexdigest()
 
 
 def is_held_out(content: bytes, share: float) -> bool:
     """Return whether a sample is held out, by a hash of its content: equal samples are in the same split."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest()) < share * 2**64
+
+
+def is_selected(content: bytes, share: float) -> bool:
+    """Return whether a sample is in a mixture that has a share of its source, by a hash of its content."""
+    digest = hashlib.blake2b(content, digest_size=8, person=b"mixture").digest()
+    return share >= 1 or int.from_bytes(digest) < share * 2**64
 
 
 def partition(items: Sequence[P], target_bytes: float, settings: dict[str, Any]) -> list[Part[P]]:

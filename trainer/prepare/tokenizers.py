@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainer.export.model_files import TOKENIZER_FILES
 from trainer.prepare.documents import Document
 from trainyard.errors import InputError, Problem
 
@@ -24,6 +25,7 @@ BYTES_END = 0  # a byte that text does not contain
 _END_TOKEN = "<|endoftext|>"  # noqa: S105  no password
 # Common names of these tokens, used if tokenizer_config.json does not define them.
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+_START_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
 _MASK_NAMES = ("[MASK]", "<mask>", "<|mask|>")
 _UNKNOWN_TOKEN = "[UNK]"  # noqa: S105  no password
 _BERT_TOKENS = ("[PAD]", _UNKNOWN_TOKEN, "[CLS]", "[SEP]", "[MASK]")
@@ -40,6 +42,7 @@ class Vocabulary:
     size: int
     end: int
     mask: int | None
+    start: int | None = None  # token at the start of documents, if the tokenizer adds one
 
     @property
     def dtype(self) -> Dtype:
@@ -62,13 +65,14 @@ class Vocabulary:
         return load(self.file) if self.file else None
 
     def encode(self, batch: Sequence[Document]) -> list[TokenIds]:
-        """Return the token ids of each document, followed by the end token. No other special token is added."""
+        """Return the token ids of each document, followed by the end token, and preceded by the start token if any."""
         if self.file is None:
             end = np.array([self.end], np.uint8)
             return [np.concatenate([np.frombuffer(document.raw, np.uint8), end]) for document in batch]
         split = [list(_split(document.text)) for document in batch]
         end, ids = np.array([self.end], self.dtype), self._encode([text for texts in split for text in texts])
-        return [np.concatenate([*(next(ids) for _ in texts), end]) for texts in split]
+        start = np.array([] if self.start is None else [self.start], self.dtype)
+        return [np.concatenate([start, *(next(ids) for _ in texts), end]) for texts in split]
 
     def _encode(self, texts: Sequence[str]) -> Iterator[TokenIds]:
         for batch in _batches(texts):
@@ -215,9 +219,32 @@ def import_tokenizer(file: Path, end: str | None, target: Path) -> Vocabulary:
         end_names.append(_END_TOKEN)
     end_id = _first_id(tokenizer, end_names)
     mask_id = _first_id(tokenizer, [special_tokens.get("mask_token"), *_MASK_NAMES])
+    start_id = _first_id(tokenizer, [special_tokens.get("bos_token"), *_START_NAMES])
+    adds_start = tokenizer.encode("").ids[:1] == [start_id]  # by its post-processor
     assert end_id is not None
     target.write_text(tokenizer.to_str())
-    return Vocabulary(target, max(tokenizer.get_vocab().values()) + 1, end_id, mask_id)
+    size = max(tokenizer.get_vocab().values()) + 1
+    return Vocabulary(target, size, end_id, mask_id, start_id if adds_start else None)
+
+
+def tokenizer_files(vocabulary: Vocabulary, source: Path | None) -> dict[str, Path]:
+    """Return the files with which transformers loads the tokenizer, by their names in the dataset.
+
+    `source`: the tokenizer.json of a model; None for a tokenizer that was trained, whose settings are written next to
+    its file.
+    """
+    if vocabulary.file is None:
+        return {}
+    files = {TOKENIZER_FILE: vocabulary.file}
+    if source is not None and (config := source.with_name("tokenizer_config.json")).is_file():
+        others = (source.with_name(name) for name in TOKENIZER_FILES if name != TOKENIZER_FILE)
+        return files | {file.name: file for file in others if file.is_file()}
+    tokenizer = load(vocabulary.file)
+    special = {"eos_token": vocabulary.end, "bos_token": vocabulary.start, "mask_token": vocabulary.mask}
+    names = {key: tokenizer.id_to_token(token) for key, token in special.items() if token is not None}
+    config = vocabulary.file.with_name("tokenizer_config.json")
+    config.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}, indent=1))
+    return files | {config.name: config}
 
 
 def require_tokenizer(option: str, end: str | None) -> None:

@@ -4,13 +4,14 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
 from trainer.prepare import tokenizers
 from trainer.prepare.dataset import Request, Result, build_dataset, upload_shard
 from trainer.prepare.documents import Document, FilePart, ReadOptions, read_documents, split_file
-from trainer.prepare.partitioning import Part, PartResult, is_held_out, partition, shuffle_key
+from trainer.prepare.partitioning import Part, PartResult, is_held_out, is_selected, partition, shuffle_key
 from trainer.prepare.sources import FORMATS, Format, SourceFile, list_files, require_target_outside_sources
 from trainer.prepare.tokenizers import BYTES, Vocabulary
 from trainer.prepare.work_folder import WorkFolder, held_out_path
@@ -37,6 +38,7 @@ class TextOptions:
     tokenizer: str = "bytes"
     end: str | None = None
     shard_tokens: int = 64_000_000
+    weights: tuple[float, ...] = ()  # share of each source in the text; empty: the sources as they are
     description: str | None = None  # of the sources, for the index; None: their names
 
 
@@ -55,9 +57,9 @@ class TokenShardBuilder:
         held_out_file = held_out_path(work, part.fingerprint)
         samples = empty_documents = held_out_tokens = 0
         with partial.open("wb") as shard_stream, held_out_file.open("wb") as held_out_stream:
-            for batch in _batches(part.items, self.reading, advance):
+            for batch in _batches(part.items, self.reading, self.held_out, advance):
+                empty_documents += sum(not document.raw for document in batch)
                 filled = [document for document in batch if document.raw]
-                empty_documents += len(batch) - len(filled)
                 samples += len(filled)
                 for document, ids in zip(filled, self.vocabulary.encode(filled), strict=True):
                     held_out = is_held_out(document.raw, self.held_out)
@@ -78,11 +80,11 @@ def prepare_tokens(options: TextOptions, request: Request) -> Result:
     """
     require_target_outside_sources(options.sources, request.target)
     tokenizers.require_tokenizer(options.tokenizer, options.end)
-    file_parts = _list_file_parts(options)
+    file_parts = list_file_parts(options)
     if not file_parts:
         source = " ".join(options.sources)
         raise InputError([Problem("SOURCE", source, "holds no text", "Name another", "source_empty")])
-    with request.open_work_folder(_settings(options, file_parts)) as work:
+    with request.open_work_folder(settings_of(options, file_parts)) as work:
         vocabulary = _load_vocabulary(options, file_parts, request.held_out, work)
         bytes_per_token = _bytes_per_token(file_parts, options.reading, vocabulary)
         settings = {
@@ -104,6 +106,7 @@ def prepare_tokens(options: TextOptions, request: Request) -> Result:
                 tokenizer=tokenizers.TOKENIZER_FILE if vocabulary.file else "bytes",
                 dtype=vocabulary.dtype,
                 vocabulary=vocabulary.size,
+                start=vocabulary.start,
                 end=vocabulary.end,
                 mask=vocabulary.mask,
             )
@@ -113,8 +116,14 @@ def prepare_tokens(options: TextOptions, request: Request) -> Result:
             merged = concatenate_files(files, options.shard_tokens * width, work.temporary)
             return ((file, file.stat().st_size // width) for file in merged)
 
-        extra_files = {tokenizers.TOKENIZER_FILE: vocabulary.file} if vocabulary.file else {}
+        imported = None if tokenizers.parse_training(options.tokenizer) else Path(options.tokenizer)
+        extra_files = tokenizers.tokenizer_files(vocabulary, imported)
         return build_dataset(request, work, parts, builder, merge, ".bin", extra_files, create_index)
+
+
+def is_used(content: bytes, part: FilePart, held_out: float) -> bool:
+    """Return whether a sample of a part is in the dataset: a held-out sample is in the first copy only."""
+    return is_selected(content, part.share) and not (part.copy and is_held_out(content, held_out))
 
 
 def concatenate_files(files: Iterable[Path], limit_bytes: int, folder: Path) -> Iterator[Path]:
@@ -141,34 +150,59 @@ def concatenate_files(files: Iterable[Path], limit_bytes: int, folder: Path) -> 
             yield Path(target.name)
 
 
-def _list_file_parts(options: TextOptions) -> list[FilePart]:
+def list_file_parts(options: TextOptions) -> list[FilePart]:
     """List the parts of all files, in an order that mixes the sources.
 
-    Raises InputError if the format of a file is unknown.
+    Raises InputError if the format of a file is unknown, or if there is not a weight for each source.
     """
-    file_parts: list[FilePart] = []
+    if options.weights and len(options.weights) != len(options.sources):
+        reason = f"are {len(options.weights)} for {len(options.sources)} sources"
+        problem = Problem("--weights", list(options.weights), reason, "Set one for each SOURCE", "weights_mismatch")
+        raise InputError([problem])
     problems: list[Problem] = []
-    for file in list_files(options.sources, options.pattern, options.exclude):
-        format = options.format or FORMATS.get(file.suffix)
-        if format is None:
-            reason = f"its suffix {file.suffix!r} has no known format"
-            problems.append(
-                file.problem(
-                    reason, "Set --format text, jsonl or parquet, or select files with --pattern", "unknown_file_format"
-                )
-            )
-            continue
-        try:
-            file_parts += split_file(file, format, options.reading)
-        except InputError as error:
-            problems += error.problems
+    by_source = []
+    for source in options.sources if options.weights else [options.sources]:
+        sources = (source,) if isinstance(source, str) else source
+        by_source.append(list(_split_files(list_files(sources, options.pattern, options.exclude), options, problems)))
     if problems:
         more = [replace(problems[9], reason=f"and {len(problems) - 9} more files")] if len(problems) > 10 else []
         raise InputError(problems[:9] + more if more else problems)
-    return sorted(file_parts, key=lambda part: (shuffle_key(part.file.name, part.start), part.file.uri))
+    file_parts = list(_mix(by_source, options.weights) if options.weights else by_source[0])
+    return sorted(
+        file_parts, key=lambda part: (shuffle_key(part.file.name, part.start, part.copy), part.file.uri, part.copy)
+    )
 
 
-def _settings(options: TextOptions, file_parts: list[FilePart]) -> dict[str, object]:
+def _split_files(files: list[SourceFile], options: TextOptions, problems: list[Problem]) -> Iterator[FilePart]:
+    """Yield the parts of files, and add the problems of files to `problems`."""
+    for file in files:
+        format = options.format or FORMATS.get(file.suffix)
+        if format is None or (format == "text" and not options.reading.is_text):
+            formats = "text, jsonl or parquet" if options.reading.is_text else "jsonl or parquet"
+            reason = f"its suffix {file.suffix!r} has no known format"
+            fix = f"Set --format {formats}, or select files with --pattern"
+            problems.append(file.problem(reason, fix, "unknown_file_format"))
+            continue
+        try:
+            yield from split_file(file, format, options.reading)
+        except InputError as error:
+            problems += error.problems
+
+
+def _mix(by_source: list[list[FilePart]], weights: tuple[float, ...]) -> Iterator[FilePart]:
+    """Yield parts whose text has the shares `weights`, and the size of all sources.
+
+    Those of a source with more weight than text are used several times, the last time in part.
+    """
+    sizes = [sum(part.size for part in parts) for parts in by_source]
+    for parts, size, weight in zip(by_source, sizes, weights, strict=True):
+        copies = weight / sum(weights) * sum(sizes) / max(1, size)
+        for copy in range(ceil(copies)):
+            share = min(1.0, copies - copy)
+            yield from (replace(part, copy=copy, share=share, size=round(part.size * share)) for part in parts)
+
+
+def settings_of(options: TextOptions, file_parts: list[FilePart]) -> dict[str, object]:
     """Return all settings that determine the dataset, for the work folder: arguments, and the state of the files."""
     files: dict[str, SourceFile] = {part.file.uri: part.file for part in file_parts}
     listing = "\n".join(f"{file.uri} {file.size} {file.modified}" for _, file in sorted(files.items()))
@@ -183,6 +217,7 @@ def _settings(options: TextOptions, file_parts: list[FilePart]) -> dict[str, obj
         "the tokenizer's file": hashlib.sha256(content).hexdigest(),
         "--end": options.end,
         "--shard-tokens": options.shard_tokens,
+        "--weights": list(options.weights),
         "the files of SOURCE": hashlib.sha256(listing.encode()).hexdigest(),
     }
 
@@ -224,14 +259,17 @@ def _first_documents(file_parts: Iterable[FilePart], reading: ReadOptions, limit
             yield document
 
 
-def _batches(file_parts: Iterable[FilePart], reading: ReadOptions, advance: Advance) -> Iterator[list[Document]]:
+def _batches(
+    file_parts: Iterable[FilePart], reading: ReadOptions, held_out: float, advance: Advance
+) -> Iterator[list[Document]]:
     batch: list[Document] = []
     size = 0
     for part in file_parts:
         remaining = part.size
         for document in read_documents(part, reading):
-            batch.append(document)
-            size += len(document.raw)
+            if is_used(document.raw, part, held_out):
+                batch.append(document)
+                size += len(document.raw)
             if size >= _BATCH_BYTES:
                 yield batch
                 batch, size = [], 0

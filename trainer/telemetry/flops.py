@@ -12,7 +12,14 @@ Precision = Literal["fp32", "bf16", "fp16", "float8"]
 
 
 def decoder_flops(
-    parameters: int, embedding: int, layers: int, width: int, length: int, *, causal: bool = True
+    parameters: int,
+    embedding: int,
+    layers: int,
+    width: int,
+    length: int,
+    *,
+    causal: bool = True,
+    trains_weights: bool = True,
 ) -> float:
     """Return the FLOPs of a transformer per token of training, forward and backward: 6 N + 12 L H Q T.
 
@@ -20,9 +27,12 @@ def decoder_flops(
     except the embedding table, which is indexed (`embedding`; 0 if the output layer is the same matrix). L layers, H
     heads of width Q (H Q = `width`), T = `length` tokens. As in the paper, recomputation (activation checkpointing)
     does not count. PaLM counts attention over all T tokens; `causal` counts half, which is the part that causal
-    attention computes, and results in the lower utilization.
+    attention computes, and results in the lower utilization. Without `trains_weights` (LoRA) the gradients of the
+    weights, 2 N, are not computed; those of the adaptation are neglected.
     """
-    return 6 * (parameters - embedding) + 12 * layers * width * length * (0.5 if causal else 1)
+    return (6 if trains_weights else 4) * (parameters - embedding) + 12 * layers * width * length * (
+        0.5 if causal else 1
+    )
 
 
 def language_model_flops(model: nn.Module, config: Any, length: int, *, causal: bool) -> float:

@@ -33,12 +33,14 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def save_model(folder: Path, name: str, dtype: torch.dtype = torch.float32, file_bytes: str = "5GB") -> Any:
+def save_model(
+    folder: Path, name: str, dtype: torch.dtype = torch.float32, file_bytes: str = "5GB", **changes: Any
+) -> Any:
     """Write the model `name` to a folder and return it. All of its parameters are random: a lost one has an effect."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    keys = {**SHAPE, **MODELS[name]}
+    keys = {**SHAPE, **MODELS[name], **changes}
     config = CONFIG_MAPPING[keys["model_type"]].from_dict(keys)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)

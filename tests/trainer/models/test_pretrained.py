@@ -1,6 +1,9 @@
 """Models in the format of Hugging Face, read by the built-in decoder."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.trainer.conftest import ROOT
+from tests.trainer.models.hub_server import serve_model
 from tests.trainer.models.library_models import MODELS, save_model
 from trainer.models import build
 from trainer.models.decoder import Decoder
@@ -118,11 +123,41 @@ def test_key_that_differs_from_the_model_is_refused(tmp_path: Path) -> None:
     assert code_of(error) == ("model_shape_mismatch", f"differs from config.json of {tmp_path}, which has 2")
 
 
-def test_model_of_the_hub_is_an_error_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InputError) as error:
-        resolve_decoder(DecoderConfig(path="meta-llama/Llama-3.2-1B"))
-    code, reason = code_of(error)
-    assert (code, error.value.problems[0].value) == ("hub_unreachable", "meta-llama/Llama-3.2-1B")
-    assert "cannot be reached" in reason
+RESOLVE = """
+import sys
+from trainer.models.pretrained import resolve_decoder
+from trainyard.config.training.models import DecoderConfig
+from trainyard.errors import InputError
+
+try:
+    model = resolve_decoder(DecoderConfig(path=sys.argv[1], weights=True, sequence_length=48))
+    print(model.path, model.layers)
+except InputError as error:
+    print(error.problems[0].code, error)
+"""
+
+
+def resolve_from_hub(name: str, endpoint: str, folder: Path) -> str:
+    """Return the output of a process that resolves a model of the hub at an endpoint."""
+    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        [sys.executable, "-c", RESOLVE, name], env=os.environ | variables, capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_model_of_the_hub_is_downloaded(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama")
+    with serve_model("org/tiny", tmp_path / "tiny") as endpoint:
+        path, layers = resolve_from_hub("org/tiny", endpoint, tmp_path).split()
+        missing = resolve_from_hub("org/other", endpoint, tmp_path)
+    assert (Path(path) / "model.safetensors").read_bytes() == (tmp_path / "tiny/model.safetensors").read_bytes()
+    assert layers == "2"
+    assert missing.startswith("model_missing"), missing
+
+
+def test_model_of_the_hub_is_an_error_without_network(tmp_path: Path) -> None:
+    output = resolve_from_hub("org/tiny", "http://127.0.0.1:9", tmp_path)
+    assert output.startswith("hub_unreachable config.model.path = 'org/tiny': the Hugging Face hub cannot be reached")
+    assert "$MODEL_PATH" in output

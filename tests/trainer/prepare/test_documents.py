@@ -69,7 +69,7 @@ def test_parquet_is_read_by_row_groups(tmp_path: Path) -> None:
     ("content", "code", "value"),
     [
         (b'{"text": "a"}\n\n{"body": "b"}\n', "field_missing", "a.jsonl': line 3"),
-        (b'{"text": "a"}\n[1]\n', "field_missing", "line 2"),
+        (b'{"text": "a"}\n[1]\n', "invalid_json", "line 2"),
         (b'{"text": "a"}\n{"text": \n', "invalid_json", "line 2"),
         (b'{"text": 5}\n', "field_not_text", "line 1"),
         (b'{"text": "\\ud800"}\n', "invalid_utf8", "line 1"),

@@ -12,7 +12,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tests.problems import rejects
 from trainer.prepare import tokenizers as subject
 from trainer.prepare.documents import Document
-from trainer.prepare.tokenizers import BYTES, Vocabulary, import_tokenizer, parse_training, train
+from trainer.prepare.tokenizers import (
+    BYTES,
+    Vocabulary,
+    import_tokenizer,
+    parse_training,
+    tokenizer_files,
+    train,
+)
 
 SOURCE = Path(argparse.__file__).read_text()
 
@@ -140,3 +147,27 @@ def test_invalid_tokenizer_file_is_rejected(tmp_path: Path) -> None:
 def test_unknown_end_token_is_rejected(tmp_path: Path) -> None:
     with rejects("token_missing", "<eot>", "a.json"):
         import_tokenizer(write_tokenizer(tmp_path / "a.json", "?", "a"), "<eot>", tmp_path / "b.json")
+
+
+def test_documents_start_with_the_token_that_the_tokenizer_adds(tmp_path: Path) -> None:
+    """As Llama 3; its post-processor adds the token to each text."""
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    without = import_tokenizer(tmp_path / "tokenizer.json", None, tmp_path / "copy.json")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = import_tokenizer(tmp_path / "tokenizer.json", None, tmp_path / "copy.json")
+    assert (without.start, vocabulary.start) == (None, 0)
+    assert [ids.tolist() for ids in vocabulary.encode([Document("a", b"a")])] == [[0, 2, 1]]
+
+
+def test_trained_tokenizer_loads_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    train(lambda: ["some text for it"], 300, False, tmp_path / "trained.json")
+    vocabulary = import_tokenizer(tmp_path / "trained.json", None, tmp_path / "tokenizer.json")
+    files = tokenizer_files(vocabulary, None)
+    assert files.keys() == {"tokenizer.json", "tokenizer_config.json"}
+    loaded = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert (loaded.eos_token_id, loaded.eos_token) == (vocabulary.end, "<|endoftext|>")
+    assert loaded.decode(loaded("some text")["input_ids"]) == "some text"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,28 @@ def test_held_out_documents_do_not_depend_on_order_or_shards(lines: Path, reques
     assert held[0] == held[1]
 
 
+def test_mixture_has_the_weights_of_its_sources(request_to: CreateRequest, tmp_path: Path) -> None:
+    """Two thirds of the text are from a source that has a ninth of it: each document is used six times."""
+    for source, number in (("a", 40), ("b", 320)):
+        lines = "".join(json.dumps({"text": f"{source} {line:03d}"}) + "\n" for line in range(number))
+        (tmp_path / f"{source}.jsonl").write_text(lines)
+    sources = tuple(str(tmp_path / f"{name}.jsonl") for name in "ab")
+    request = request_to(held_out=0.2)
+    prepare_tokens(TextOptions(sources=sources, weights=(2.0, 1.0)), request)
+    index = read_index(request.target)
+    train, held_out = (Counter(read_texts(request.target, shards)) for shards in (index.train, index.validation))
+    assert {count for text, count in train.items() if text[0] == "a"} == {6}
+    assert {count for text, count in train.items() if text[0] == "b"} == {1}
+    assert len([text for text in train + held_out if text[0] == "b"]) == pytest.approx(120, rel=0.2)
+    assert set(held_out.values()) == {1}
+    assert not train.keys() & held_out.keys()
+
+
+def test_each_source_needs_a_weight(request_to: CreateRequest, lines: Path) -> None:
+    options = {"sources": (str(lines),), "weights": (1.0, 2.0)}
+    assert_rejected(options, request_to(), "weights_mismatch", "2 for 1 sources")
+
+
 def test_dataset_is_replaced_only_on_request(lines: Path, request_to: CreateRequest) -> None:
     prepare_tokens(TextOptions(sources=(str(lines),)), request_to())
     with rejects("target_has_dataset", "dataset.json", "--replace"):
@@ -86,7 +109,12 @@ def test_dataset_is_replaced_only_on_request(lines: Path, request_to: CreateRequ
     prepare_tokens(TextOptions(sources=(str(lines),), tokenizer="train:300"), request_to(replace=True))
     target = Path(request_to().target)
     index = read_index(target)
-    expected = {"dataset.json", "tokenizer.json", *(shard.key for shard in index.train + index.validation)}
+    expected = {
+        "dataset.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        *(shard.key for shard in index.train + index.validation),
+    }
     assert {file.name for file in target.iterdir()} == expected
 
 

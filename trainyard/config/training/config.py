@@ -1,7 +1,7 @@
 """One training job of the built-in trainer."""
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -216,10 +216,27 @@ class Float8Config(StrictModel):
     )
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class LoraConfig(StrictModel):
+    """Low-rank adaptation: the weights are frozen, and two small matrices per linear layer are trained."""
+
+    rank: Integer = Field(16, gt=0, description="Rank of the matrices.")
+    alpha: Number = Field(32.0, gt=0, description="The output of the matrices is multiplied by alpha / rank.")
+    dropout: Number = Field(0.0, ge=0, lt=1, description="Dropout of the input of the matrices.")
+    targets: tuple[LoraTarget, ...] = Field(
+        get_args(LoraTarget), min_length=1, description="Linear layers of a block that are adapted."
+    )
+
+
 class TrainerConfig(StrictModel):
     """One training job of the built-in trainer."""
 
     model: ModelConfig = Field(default_factory=DecoderConfig, description="The model.")
+    lora: LoraConfig | None = Field(
+        None, description="Low-rank adaptation of the decoder's weights in model.path; none: all weights are trained."
+    )
     parallel: ParallelConfig = Field(default_factory=ParallelConfig, description="Parallelism over the ranks.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer and schedule.")
     memory: MemoryConfig = Field(default_factory=MemoryConfig, description="Memory settings.")
@@ -284,6 +301,28 @@ class TrainerConfig(StrictModel):
                 f"precision float8 needs multiples of 16, and the model has {', '.join(unsupported)}",
             )
         return self
+
+    @model_validator(mode="after")
+    def _lora_is_supported(self) -> Self:
+        if self.lora is None:
+            return self
+        reason = None
+        if not isinstance(self.model, DecoderConfig):
+            reason = f"lora is for the built-in decoder, and model.kind is {self.model.kind}"
+        elif not self.model.weights:
+            reason = "lora adapts trained weights: set model.path, and model.weights to true"
+        elif self.parallel.tensor > 1:
+            reason = f"lora needs parallel.tensor 1, and it is {self.parallel.tensor}"
+        elif self.precision in ("fp16", "float8"):
+            reason = f"lora needs precision bf16 or fp32, and it is {self.precision}"
+        if reason is not None:
+            raise validation_error("lora_unsupported", reason)
+        return self
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Settings that determine names, sizes and use of the trained weights, as JSON values."""
+        return self.model.shape | ({} if self.lora is None else {"lora": self.lora.model_dump(mode="json")})
 
     @property
     def shuffle_block_samples(self) -> int:

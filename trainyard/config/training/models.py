@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from trainyard.base import StrictModel
 from trainyard.config.field_types import Integer, Number, validation_error
@@ -100,10 +109,20 @@ class DecoderConfig(StrictModel):
         """The training task of the model."""
         return "causal"
 
+    @model_serializer(mode="wrap")
+    def _without_unknown_shape(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit defaults of a model in `path`, whose shape is not read yet: they are not the user's settings."""
+        values: dict[str, Any] = serialize(self)
+        if self.path is None:
+            return values
+        return {key: value for key, value in values.items() if key in {*self.model_fields_set, "kind"}}
+
     @property
     def shape(self) -> dict[str, Any]:
         """Settings that determine names, sizes and use of the weights, as JSON values."""
-        return self.model_dump(mode="json", exclude={"path", "weights"})
+        return self.model_copy(update={"path": None, "weights": False}).model_dump(
+            mode="json", exclude={"path", "weights"}
+        )
 
     @property
     def has_shape(self) -> bool:

@@ -1,0 +1,155 @@
+"""Evaluate an exported model on the held-out samples of a dataset: `python -m trainer evaluate MODEL DATA`.
+
+Runs in one process, on a GPU if there is one, and needs memory for the whole model.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trainer.data import Data, open_data
+from trainer.data.index import read_index
+from trainer.models import build
+from trainer.models.decoder import Decoder
+from trainer.models.pretrained import open_model
+from trainer.models.pretrained_weights import load_weights
+from trainer.settings import Environment, resolve_model
+from trainer.storage import open_storage
+from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import IGNORED
+from trainyard.errors import InputError, Problem
+from trainyard.log import configure_logging
+from trainyard.models.dataset import TokenDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Figures of a model on held-out samples."""
+
+    samples: int
+    targets: int  # tokens with a loss
+    loss: float  # mean over the targets, nats
+    token_accuracy: float  # share of targets that are the most probable token
+    responses: int | None  # of conversations; None for text
+    exact_match: float | None  # share of responses that greedy decoding writes exactly
+
+
+@dataclass
+class _Sums:
+    targets: int = 0
+    loss: float = 0.0
+    correct: int = 0
+    responses: int = 0
+    exact: int = 0
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a sample. logits: (length, vocabulary), targets: (length,).
+
+        Greedy decoding writes a response exactly if each of its tokens is the most probable one after the prompt and
+        the tokens before it: no text needs to be generated.
+        """
+        counted = targets != IGNORED
+        self.targets += int(counted.sum())
+        self.loss += float(functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum"))
+        correct = (logits.argmax(-1) == targets) & counted
+        self.correct += int(correct.sum())
+        starts = counted & ~functional.pad(counted, (1, -1))
+        responses = starts.cumsum(0)[counted] - 1  # the response of each target
+        if len(responses):
+            wrong = torch.zeros(int(responses[-1]) + 1, dtype=torch.int64, device=responses.device)
+            wrong.index_add_(0, responses, (~correct[counted]).long())
+            self.responses += len(wrong)
+            self.exact += int((wrong == 0).sum())
+
+
+@torch.no_grad()
+def evaluate(module: Decoder, data: Data, samples: int, device: torch.device) -> Evaluation:
+    """Return the figures of a whole model on the first `samples` held-out samples, one at a time."""
+    module.eval()
+    sums = _Sums()
+    for batch in data.held_out_batches(samples):
+        tokens, targets, *documents = (tensor.to(device) for tensor in batch)
+        logits = module(tokens, None, *documents)
+        sums.add(logits[0], targets[0])
+    total = max(1, sums.targets)
+    has_responses = data.has_conversations
+    return Evaluation(
+        samples=samples,
+        targets=sums.targets,
+        loss=sums.loss / total,
+        token_accuracy=sums.correct / total,
+        responses=sums.responses if has_responses else None,
+        exact_match=sums.exact / max(1, sums.responses) if has_responses else None,
+    )
+
+
+def load_model(config: TrainerConfig, device: torch.device) -> Decoder:
+    """Return the decoder with the weights at `config.model.path`, on the device, in the precision of the job."""
+    model = build(config)
+    module = model.module
+    assert isinstance(module, Decoder), "the command configures the decoder"
+    assert model.pretrained is not None, "the command configures the weights"
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for submodule in module.modules():
+        for name, parameter in submodule._parameters.items():
+            if parameter is not None:
+                submodule._parameters[name] = torch.nn.Parameter(
+                    torch.empty_like(parameter, device=device, dtype=dtype)
+                )
+    load_weights(module, open_model(model.pretrained))
+    return module.to(device)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command. Returns 0, or 1 if reading fails. Raises InputError for a model or data that do not fit."""
+    parser = argparse.ArgumentParser(prog="trainer evaluate", description="Evaluate a model on held-out samples.")
+    parser.add_argument("model", metavar="MODEL", help="folder, s3:// URI or hub name of a model")
+    parser.add_argument("data", metavar="DATA", help="folder or s3:// URI of a dataset")
+    parser.add_argument("--samples", type=int, help="number of held-out samples; default: all")
+    parser.add_argument("--sequence-length", type=int, help="tokens per sample; default: that of the dataset's rows")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    configure_logging("trainer")
+    paths = {"DATA_URI": options.data, "CHECKPOINT_URI": ".", "RESULTS_URI": "."}
+    environment = Environment.read({name: value for name, value in os.environ.items() if "RANK" not in name} | paths)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        length = options.sequence_length or _sequence_length(options.data)
+        model = {"path": options.model, "weights": True, "sequence_length": length}
+        settings = {"model": model, "batch_size": 1, "micro_batch_size": 1}
+        config = resolve_model(TrainerConfig.model_validate(settings))
+        data = open_data(config, environment, rank=0, ranks=1)
+        try:
+            samples = min(options.samples or data.held_out_samples, data.held_out_samples)
+            result = evaluate(load_model(config, device), data, samples, device)
+        finally:
+            data.close()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(result)) if options.json else _describe(result))
+    return 0
+
+
+def _sequence_length(uri: str) -> int:
+    storage = open_storage(uri, "DATA_URI")
+    storage.require()
+    index = read_index(storage)
+    if isinstance(index, TokenDataset) and index.row_tokens is not None:
+        return index.row_tokens - 1
+    reason = "has no rows of conversations, which would set the number of tokens per sample"
+    raise InputError([Problem("DATA", uri, reason, "Set --sequence-length", "sequence_length_missing")])
+
+
+def _describe(result: Evaluation) -> str:
+    text = f"loss {result.loss:.4f}, token accuracy {result.token_accuracy:.1%} of {result.targets} tokens"
+    if result.exact_match is not None:
+        text += f", exact match {result.exact_match:.1%} of {result.responses} responses"
+    return f"{text} in {result.samples} samples"
