@@ -11,6 +11,7 @@ from typer.main import get_command
 from infra.outputs import commands
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
+from tests.infra.stack_files import read_stack_file
 from tools.docs.stacks_table import PAGES, TABLES, load_stacks, with_tables
 from trainyard.cli.app import app
 from trainyard.config.cost import max_run_usd
@@ -58,7 +59,7 @@ class RecordingAccount(StaticAccount):
 def modules(stack: str) -> frozenset[str]:
     """Return the modules of pulumi-aws that a stack's resources and lookups use."""
     account = RecordingAccount()
-    deployment = up(ROOT / f"stacks/Pulumi.{stack}.yaml", stack, ROOT, preview=True, account=account)
+    deployment = up(read_stack_file(stack), stack, ROOT, preview=True, account=account)
     types = [resource.type for resource in deployment.resources.values() if resource.type.startswith("aws:")]
     return frozenset({*account.modules, *map(_module, types)})
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rehearsal.adapter.deployment import Deployment, Resource
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
+from tests.infra.stack_files import read_stack_file
 
 ROOT = Path(__file__).parents[2]
 STACKS = tuple(sorted(path.name.split(".")[1] for path in (ROOT / "stacks").glob("Pulumi.*.yaml")))
@@ -28,15 +28,10 @@ def with_container(image: str) -> dict[str, Any]:
     return {**job, "container": image}
 
 
-def stack_config(stack: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{stack}.yaml").read_text())["config"]
-    return loaded
-
-
 @cache
 def deployed(stack: str) -> Deployment:
     """The deployed graph of a stack file."""
-    return up(stack_config(stack), stack, ROOT, account=StaticAccount())
+    return up(read_stack_file(stack), stack, ROOT, account=StaticAccount())
 
 
 def head_template_of(run: Deployment) -> Resource:
@@ -76,7 +71,7 @@ def changed() -> Callable[..., Deployment]:
         deployed: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Deployment:
-        config = copy.deepcopy(stack_config(stack))
+        config = copy.deepcopy(read_stack_file(stack))
         config["trainyard:cluster"] |= changes
         earlier = {"trainyard:infra:StackKey": deployed} if deployed else None
         return up(config, stack, ROOT, account=StaticAccount(**(account or {})), earlier_outputs=earlier)

@@ -8,7 +8,8 @@ import pytest
 from rehearsal.adapter.errors import RequestFailedError
 from rehearsal.adapter.mocks import UpError, up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import ROOT, stack_config
+from tests.infra.conftest import ROOT
+from tests.infra.stack_files import read_stack_file
 from tests.problems import rejects
 
 
@@ -55,11 +56,11 @@ def test_provider_without_access_is_a_user_error(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    config = {**stack_config("local"), "aws:profile": "research"}
+    config = {**read_stack_file("local"), "aws:profile": "research"}
     with rejects(code, action):
         up(config, "local", ROOT, preview=True, account=Inaccessible(text))
 
 
 def test_other_errors_of_lookups_are_failures() -> None:
     with pytest.raises(UpError, match="UnauthorizedOperation"):
-        up(stack_config("local"), "local", ROOT, preview=True, account=Inaccessible("UnauthorizedOperation: denied"))
+        up(read_stack_file("local"), "local", ROOT, preview=True, account=Inaccessible("UnauthorizedOperation: denied"))

@@ -22,7 +22,8 @@ from rehearsal.adapter.static_ec2 import (
     StaticSubnet,
     reservation_properties,
 )
-from tests.infra.conftest import ECR_IMAGE, ROOT, stack_config, with_container
+from tests.infra.conftest import ECR_IMAGE, ROOT, with_container
+from tests.infra.stack_files import read_stack_file
 from trainyard.config import CONFIG_KEY
 from trainyard.config.quotas import OTHER_INTERFACES
 from trainyard.config.settings import StackSettings
@@ -436,7 +437,7 @@ each_validator = pytest.mark.parametrize("name", [each.__name__ for each in acco
 
 def refused(arguments: Mapping[str, Any], changes: Mapping[str, Any], stack: str = "local") -> list[Problem]:
     """Return the problems with which the program ends before it registers a resource."""
-    config = stack_config(stack)
+    config = read_stack_file(stack)
     config["trainyard:cluster"] |= changes
     started: list[Deployment] = []
     with pytest.raises(InputError) as caught:
@@ -512,7 +513,7 @@ def test_time_dependent_problems_of_an_existing_cluster_are_warnings(
     """An expired reservation must not block updates (aws-parallelcluster issue 6870)."""
     arguments = at_present(reserved(**properties))
     capacity = {"reservation": {"id": RESERVATION, "on_expiry": "refuse"}}
-    job = {**stack_config("local")["trainyard:cluster"]["job"], "time_limit_minutes": 600}
+    job = {**read_stack_file("local")["trainyard:cluster"]["job"], "time_limit_minutes": 600}
     with pytest.raises(InputError, match=fact):
         changed(account=arguments, capacity=capacity, job=job)
     caplog.clear()

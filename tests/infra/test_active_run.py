@@ -10,7 +10,8 @@ import pytest
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import UpError, up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import ROOT, stack_config
+from tests.infra.conftest import ROOT
+from tests.infra.stack_files import read_stack_file
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import NO_RUN, Outcome, RunRecord
@@ -29,7 +30,7 @@ class Stack:
         self.objects[CURRENT_RUN] = self.record.model_dump_json()
 
     def up(self, *, preview: bool = False, **settings: Any) -> Deployment:
-        config = stack_config("local")
+        config = read_stack_file("local")
         for key, value in settings.items():
             section = config["trainyard:cluster"].setdefault(key, {})
             config["trainyard:cluster"][key] = {**section, **value} if isinstance(value, dict) else value

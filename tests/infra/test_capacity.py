@@ -11,7 +11,8 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from rehearsal.adapter.static_ec2 import RESERVATION, reservation_properties
-from tests.infra.conftest import ROOT, stack_config, templates_of
+from tests.infra.conftest import ROOT, templates_of
+from tests.infra.stack_files import read_stack_file
 from trainyard.models.manifest import Manifest
 
 GROUP = "aws:autoscaling/group:Group"
@@ -231,4 +232,4 @@ def _without_source(inputs: Any) -> dict[str, Any]:
 
 def test_ended_reservation_with_listed_tags_is_ignored() -> None:
     account = StaticAccount(held_capacity="cr-0123456789abcdef0")
-    assert up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account).resources
+    assert up(read_stack_file("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account).resources

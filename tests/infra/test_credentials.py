@@ -9,7 +9,8 @@ import pytest
 from infra.validators.credentials import expiring_credentials
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import ROOT, stack_config
+from tests.infra.conftest import ROOT
+from tests.infra.stack_files import read_stack_file
 from trainyard.config import CONFIG_KEY
 from trainyard.config.settings import StackSettings
 
@@ -17,7 +18,7 @@ from trainyard.config.settings import StackSettings
 def settings_of(stack: str, **changes: Any) -> StackSettings:
     """Return the settings of a shipped stack, with a startup timeout of 45 minutes."""
     return StackSettings.model_validate(
-        {**stack_config(stack)[CONFIG_KEY], "launch": {"startup_timeout_minutes": 45}, **changes}
+        {**read_stack_file(stack)[CONFIG_KEY], "launch": {"startup_timeout_minutes": 45}, **changes}
     )
 
 
@@ -94,6 +95,6 @@ def test_preview_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
     soon = datetime.now(UTC) + timedelta(minutes=5)
     for key, value in {**KEY, "AWS_CREDENTIAL_EXPIRATION": soon.isoformat()}.items():
         monkeypatch.setenv(key, value)
-    up(stack_config("local"), "local", ROOT, preview=True, account=StaticAccount())
+    up(read_stack_file("local"), "local", ROOT, preview=True, account=StaticAccount())
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "the AWS credentials of the environment expire in" in warning

@@ -10,7 +10,8 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.errors import RequestFailedError
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import ROOT, stack_config
+from tests.infra.conftest import ROOT
+from tests.infra.stack_files import read_stack_file
 
 ALARM, BUDGET, TOPIC = "aws:cloudwatch/metricAlarm:MetricAlarm", "aws:budgets/budget:Budget", "aws:sns/topic:Topic"
 SUBSCRIPTION = "aws:sns/topicSubscription:TopicSubscription"
@@ -82,7 +83,7 @@ def test_failed_lookup_of_budgets_is_no_denial(local: Deployment) -> None:
                 raise RequestFailedError("api error ThrottlingException: Rate exceeded")
             return super().invoke(token, arguments)
 
-    run = up(stack_config("local"), "local", ROOT, account=ThrottledAccount())
+    run = up(read_stack_file("local"), "local", ROOT, account=ThrottledAccount())
     assert run.resources_of_type(BUDGET)
 
 

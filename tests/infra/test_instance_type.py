@@ -12,7 +12,8 @@ from infra.lookups.instance_type import differences
 from rehearsal.adapter.instance_types import read_instance_types, to_lookup_result
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import ROOT, stack_config
+from tests.infra.conftest import ROOT
+from tests.infra.stack_files import read_stack_file
 from trainyard.config import CONFIG_KEY
 from trainyard.config.catalog import InstanceType, catalog
 from trainyard.errors import InputError
@@ -105,7 +106,7 @@ def test_each_difference_is_reported(change: str) -> None:
 def test_preview_refuses_each_difference_that_affects_the_launch() -> None:
     account = ChangedAccount(efaMaximumInterfaces=3, defaultVcpus=100)
     with pytest.raises(InputError) as error:
-        up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account)
+        up(read_stack_file("a100-cluster"), "a100-cluster", ROOT, preview=True, account=account)
     assert str(error.value).splitlines() == [
         f"trainyard:cluster.instance_type = 'p4d.24xlarge': trainyard/config/catalog.json has {fact}. "
         "Correct the catalog, or use another instance type."
@@ -115,7 +116,7 @@ def test_preview_refuses_each_difference_that_affects_the_launch() -> None:
 
 def test_difference_of_a_fact_that_nothing_reads_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     account = ChangedAccount(memorySize=1024)
-    config = stack_config("a100-cluster")
+    config = read_stack_file("a100-cluster")
     config[CONFIG_KEY]["capacity"] = {"zones": ["us-east-1a"]}  # else the preview warns of zones without a search, too
     up(config, "a100-cluster", ROOT, preview=True, account=account)
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [

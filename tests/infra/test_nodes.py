@@ -14,7 +14,8 @@ from infra.lookups.image import earlier_periods
 from infra.packaging.user_data import LIMIT_BYTES, user_data
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
-from tests.infra.conftest import GROUP, ROOT, head_template_of, stack_config, templates_of
+from tests.infra.conftest import GROUP, ROOT, head_template_of, templates_of
+from tests.infra.stack_files import read_stack_file
 from tests.infra.test_capacity import manifest_of
 from tests.problems import rejects
 from trainyard.config.catalog import catalog
@@ -33,7 +34,7 @@ def head_of(run: Deployment) -> dict[str, Any]:
 
 
 def test_workers_have_the_interfaces_of_the_instance_type(shipped: Deployment) -> None:
-    settings = stack_config(shipped.stack)["trainyard:cluster"]
+    settings = read_stack_file(shipped.stack)["trainyard:cluster"]
     entry = catalog().get(settings["instance_type"])
     assert entry is not None
     efa = settings.get("network", {}).get("efa", entry.efa_interfaces > 0)

@@ -13,7 +13,8 @@ import pytest
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.conftest import GROUP, ROOT, STACKS, deployed, stack_config
+from tests.infra.conftest import GROUP, ROOT, STACKS, deployed
+from tests.infra.stack_files import read_stack_file
 from trainyard.errors import InputError
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import NO_RUN
@@ -79,7 +80,7 @@ def test_manifest_is_valid_and_names_the_resources(shipped: Deployment) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_preview_with_unknown_values_registers_the_same_resources(stack: str) -> None:
-    previewed = up(stack_config(stack), stack, ROOT, account=StaticAccount(), preview=True)
+    previewed = up(read_stack_file(stack), stack, ROOT, account=StaticAccount(), preview=True)
     assert previewed.resources.keys() == deployed(stack).resources.keys()
 
 
@@ -103,7 +104,7 @@ def test_launch_command_has_no_absolute_path_and_hands_over_the_region(shipped: 
 
 
 def test_changed_job_is_another_launch(local: Deployment, changed: Callable[..., Deployment]) -> None:
-    job = stack_config("local")["trainyard:cluster"]["job"]
+    job = read_stack_file("local")["trainyard:cluster"]["job"]
     other = changed(job={**job, "train": {**job["train"], "steps": 61}})
     commands = [run.resource("command:local:Command", "launch").inputs for run in (local, other)]
     assert commands[0]["update"] != commands[1]["update"]
@@ -191,11 +192,11 @@ def test_inputs_do_not_depend_on_the_time(monkeypatch: pytest.MonkeyPatch) -> No
 
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 3600)
-    config = stack_config("h200-cluster")
+    config = read_stack_file("h200-cluster")
     assert inputs(up(config, "h200-cluster", ROOT, account=StaticAccount())) == inputs(deployed("h200-cluster"))
 
 
 def test_commands_use_the_configured_profile() -> None:
-    config = {**stack_config("local"), "aws:profile": "training"}
+    config = {**read_stack_file("local"), "aws:profile": "training"}
     exported = up(config, "local", ROOT, account=StaticAccount()).exports["commands"]
     assert exported["stop"] == "AWS_REGION=us-east-1 AWS_PROFILE=training trainyard stop -s local"

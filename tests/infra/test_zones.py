@@ -16,7 +16,8 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from rehearsal.adapter.static_ec2 import SUBNET, VPC, StaticNetwork, StaticSubnet
-from tests.infra.conftest import ROOT, stack_config
+from tests.infra.conftest import ROOT
+from tests.infra.stack_files import read_stack_file
 from trainyard.aws import tags
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
@@ -43,7 +44,7 @@ def facts_of(settings: StackSettings, *, held: str | None = None, head: str | No
 def settings_of(stack: str, zones: tuple[str, ...] | None = None, **capacity: Any) -> StackSettings:
     """Return the settings of a shipped stack. `zones` and `capacity`: settings of its capacity."""
     changes = {**capacity, "zones": list(zones)} if zones else capacity
-    return load_settings({**stack_config(stack)[CONFIG_KEY], "capacity": changes}, ROOT, stack)
+    return load_settings({**read_stack_file(stack)[CONFIG_KEY], "capacity": changes}, ROOT, stack)
 
 
 def worker_zones(
@@ -116,7 +117,7 @@ def test_new_stack_with_a_file_system_warns_that_one_zone_is_searched(
 
 
 def test_preview_warns_that_one_zone_is_searched(caplog: pytest.LogCaptureFixture) -> None:
-    up(stack_config("a100-cluster"), "a100-cluster", ROOT, preview=True, account=StaticAccount())
+    up(read_stack_file("a100-cluster"), "a100-cluster", ROOT, preview=True, account=StaticAccount())
     assert [
         each.getMessage()
         for each in caplog.records

@@ -147,7 +147,7 @@ def test_job_that_reads_from_fsx_reads_the_same_dataset_from_s3(backend: Backend
     assert load_settings(raw, ROOT, "x").job.data == "fsx"
     settings, changes = substitute_settings(raw, None, backend)
     after = load_settings(settings, ROOT, "x").job
-    assert (after.data, after.dataset) == ("s3", "python-stdlib")
+    assert (after.data, after.dataset) == ("s3", "web-text")
     assert "a dataset that nodes read from FSx for Lustre" in [change.original for change in changes]
 
 

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
+import torch.nn.attention.varlen  # registers its operations
 
 from tests.trainer.conftest import ROOT
 from trainer.private_apis import PRIVATE_APIS

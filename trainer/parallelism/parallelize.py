@@ -158,6 +158,7 @@ _SAVED_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.torch_attn._varlen_attn.default,
     torch.ops.aten.convolution.default,
     # Not all_gather: with tensor parallelism its result has the whole sequence.
     torch.ops._c10d_functional.reduce_scatter_tensor.default,

@@ -12,6 +12,7 @@ from rehearsal.adapter.deployment import Deployment, Event
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
 from tests.conftest import aws_environment
+from tests.infra.stack_files import read_stack_file
 from trainyard.config.project import NAME
 
 ROOT = Path(__file__).parents[3]
@@ -66,8 +67,8 @@ class Deploy:
         self.events: list[Event] = []
 
     def __call__(self, stack: str, account: EmulatedAccount, file: str | None = None) -> Deployment:
-        path = self.root / "stacks" / f"Pulumi.{file or stack}.yaml"
-        return up(path, stack, self.root, account=account, on_event=self.events.append, project=self.project)
+        config = read_stack_file(file or stack, self.root)
+        return up(config, stack, self.root, account=account, on_event=self.events.append, project=self.project)
 
 
 @pytest.fixture(scope="session")

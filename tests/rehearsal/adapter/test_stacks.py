@@ -1,12 +1,10 @@
 """Every shipped stack, and stacks with other settings, deployed to the emulated AWS and destroyed."""
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rehearsal.adapter.account import EmulatedAccount
 from rehearsal.adapter.mocks import up
@@ -15,6 +13,7 @@ from rehearsal.aws.faults import Deny, Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.seed import create_existing_resources
 from tests.infra.conftest import STACKS
+from tests.infra.stack_files import read_stack_file
 from tests.rehearsal.adapter.conftest import ROOT
 from trainyard.config.loader import load_settings
 
@@ -42,8 +41,7 @@ CASES = {**{f"shipped-{stack}": (stack, {}) for stack in STACKS}, **OTHERS}
 
 
 def config_of(stack: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    loaded = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{stack}.yaml").read_text())["config"]
-    config: dict[str, Any] = copy.deepcopy(loaded)
+    config = read_stack_file(stack)
     config["trainyard:cluster"] |= changes
     return config
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rehearsal.adapter.deployment import Event
 from rehearsal.adapter.provider import Provider, serve_provider
@@ -21,6 +20,7 @@ from rehearsal.engine.workspace import Workspace
 from rehearsal.seed import create_existing_resources
 from tests.conftest import aws_environment
 from tests.infra.conftest import STACKS
+from tests.infra.stack_files import read_stack_file
 from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
 from trainyard.config.loader import load_settings
 from trainyard.config.project import read_project
@@ -88,7 +88,7 @@ def create_stack(parent: Path, name: str, plugins: Collection[str] = ()) -> Iter
             ports = {"aws": aws_port, "command": command_port}
             attached = {package: port for package, port in ports.items() if package not in plugins}
             workspace = Workspace(folder / "pulumi", read_project(tree), name, attached)
-            config = yaml.safe_load((tree / f"stacks/Pulumi.{name}.yaml").read_text())["config"]
+            config = read_stack_file(name, tree)
             create_existing_resources(aws, load_settings(config["trainyard:cluster"], tree, name), None)
             workspace.create(config)
             yield Stack(tree, workspace, config, aws)
