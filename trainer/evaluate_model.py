@@ -7,8 +7,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from trainer.data import Data, open_data
 from trainer.data.index import read_index
 from trainer.models import build
 from trainer.models.decoder import Decoder
-from trainer.models.pretrained import open_model
+from trainer.models.pretrained import PATH_KEY, open_model_storage
 from trainer.models.pretrained_weights import load_weights
 from trainer.settings import Environment, resolve_model
 from trainer.storage import open_storage
@@ -28,10 +29,12 @@ from trainyard.errors import InputError, Problem
 from trainyard.log import configure_logging
 from trainyard.models.dataset import TokenDataset
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Figures of a model on held-out samples."""
+    """Metrics of a model on held-out samples."""
 
     samples: int
     targets: int  # tokens with a loss
@@ -71,7 +74,7 @@ class _Sums:
 
 @torch.no_grad()
 def evaluate(module: Decoder, data: Data, samples: int, device: torch.device) -> Evaluation:
-    """Return the figures of a whole model on the first `samples` held-out samples, one at a time."""
+    """Return the metrics of a whole model on the first `samples` held-out samples, one at a time."""
     module.eval()
     sums = _Sums()
     for batch in data.held_out_batches(samples):
@@ -91,7 +94,7 @@ def evaluate(module: Decoder, data: Data, samples: int, device: torch.device) ->
 
 
 def load_model(config: TrainerConfig, device: torch.device) -> Decoder:
-    """Return the decoder with the weights at `config.model.path`, on the device, in the precision of the job."""
+    """Return the decoder with the weights at `config.model.path`: bfloat16 on a GPU, float32 on a CPU."""
     model = build(config)
     module = model.module
     assert isinstance(module, Decoder), "the command configures the decoder"
@@ -103,7 +106,7 @@ def load_model(config: TrainerConfig, device: torch.device) -> Decoder:
                 submodule._parameters[name] = torch.nn.Parameter(
                     torch.empty_like(parameter, device=device, dtype=dtype)
                 )
-    load_weights(module, open_model(model.pretrained))
+    load_weights(module, open_model_storage(model.pretrained))
     return module.to(device)
 
 
@@ -113,7 +116,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("model", metavar="MODEL", help="folder, s3:// URI or hub name of a model")
     parser.add_argument("data", metavar="DATA", help="folder or s3:// URI of a dataset")
     parser.add_argument("--samples", type=int, help="number of held-out samples; default: all")
-    parser.add_argument("--sequence-length", type=int, help="tokens per sample; default: that of the dataset's rows")
+    parser.add_argument(
+        "--sequence-length", type=_length, help="tokens per sample; default: that of the dataset's rows"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     configure_logging("trainer")
@@ -124,11 +129,12 @@ def main(arguments: Sequence[str]) -> int:
         length = options.sequence_length or _sequence_length(options.data)
         model = {"path": options.model, "weights": True, "sequence_length": length}
         settings = {"model": model, "batch_size": 1, "micro_batch_size": 1}
-        config = resolve_model(TrainerConfig.model_validate(settings))
-        data = open_data(config, environment, rank=0, ranks=1)
+        config = _with_users_keys(lambda: resolve_model(TrainerConfig.model_validate(settings)))
+        data = _with_users_keys(lambda: open_data(config, environment, rank=0, ranks=1))
         try:
             samples = min(options.samples or data.held_out_samples, data.held_out_samples)
-            result = evaluate(load_model(config, device), data, samples, device)
+            module = _with_users_keys(lambda: load_model(config, device))
+            result = evaluate(module, data, samples, device)
         finally:
             data.close()
     except OSError as error:
@@ -138,8 +144,25 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _length(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError("must be 2 or more")
+    return number
+
+
+def _with_users_keys(function: Callable[[], T]) -> T:
+    """Call the function; in its errors, keys of a configuration are the arguments of this command."""
+    try:
+        return function()
+    except InputError as error:
+        names = {PATH_KEY: "MODEL", "DATA_URI": "DATA", "config.model.sequence_length": "--sequence-length"}
+        problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in error.problems]
+        raise InputError(problems) from None
+
+
 def _sequence_length(uri: str) -> int:
-    storage = open_storage(uri, "DATA_URI")
+    storage = open_storage(uri, "DATA")
     storage.require()
     index = read_index(storage)
     if isinstance(index, TokenDataset) and index.row_tokens is not None:

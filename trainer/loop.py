@@ -21,7 +21,7 @@ from trainer.failures.step_limit import StepLimit
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
 from trainer.garbage import collect_by_step
 from trainer.job_requests import JobRequests
-from trainer.models.pretrained import open_model
+from trainer.models.pretrained import open_model_storage
 from trainer.models.pretrained_weights import load_weights
 from trainer.optimizer import build_optimizer, learning_rate
 from trainer.parallelism import build_forward_backward, parallelize, replicate
@@ -99,7 +99,7 @@ def _train(
         if session.optimizer is None:
             parallelize(model, config, distributed, precision)
             if model.pretrained is not None:
-                load_weights(model.module, open_model(model.pretrained))
+                load_weights(model.module, open_model_storage(model.pretrained))
             session.optimizer = build_optimizer(list(model.module.parameters()), config.optimizer)
         parameters, optimizer = list(model.module.parameters()), session.optimizer
         optimizer.zero_grad()  # after a recovery they are parts of the old module

@@ -51,15 +51,16 @@ def export(
         raise InputError(
             [Problem("CHECKPOINT_URI", uri, reason, fix, "base_model_missing" if lora else "base_not_used")]
         )
+    base_storage = None if base is None else open_storage(base, "--base")
+    if base_storage is not None:
+        base_storage.require()
     if base is not None and isinstance(model, DecoderConfig):
         model = model.model_copy(update={"path": base})
     format = export_format(model, dtype=dtype)
     rename, type = format.rename, format.dtype
-    base_storage = None if base is None else open_storage(base, "--base")
     if lora is None or base_storage is None:
         export_checkpoint(source.uri, format.config, storage, rename=rename, dtype=type, shared=shared_names(model))
     else:
-        base_storage.require()
         reader = SafetensorsReader(base_storage)
         export_adapted_checkpoint(source.uri, format.config, storage, reader, lora, rename=rename, dtype=type)
     tokenizer_storage = None if tokenizer is None else open_storage(tokenizer, "--tokenizer")
@@ -89,7 +90,7 @@ def main() -> int:
     parser.add_argument("target", metavar="TARGET", help="folder or s3:// URI to write to")
     parser.add_argument("--int8", action="store_true", help="also export int8 linear layers, to TARGET/int8/")
     parser.add_argument("--tokenizer", metavar="URI", help="copy the tokenizer's files from here, such as the dataset")
-    parser.add_argument("--base", metavar="URI", help="model that a run with LoRA has adapted")
+    parser.add_argument("--base", metavar="URI", help="folder or s3:// URI of the base model, for a checkpoint of LoRA")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
     arguments = parser.parse_args()
     configure_logging("trainer")

@@ -15,8 +15,8 @@ from trainer.export.model_config import build_empty_model, export_format
 from trainer.export.model_files import copy_model_files
 from trainer.export.safetensors_export import export_model, load_exported_weights
 from trainer.models import Model
-from trainer.models.loss import counted_share
-from trainer.models.pretrained import open_model
+from trainer.models.loss import target_share
+from trainer.models.pretrained import open_model_storage
 from trainer.storage import Storage
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import ImageModelConfig
@@ -50,7 +50,9 @@ def export(
     export_model(model.module, format.config, results, group, rename=format.rename, dtype=format.dtype)
     if distributed.rank == 0:
         source = None if isinstance(config.model, ImageModelConfig) else config.model.path
-        copy_model_files(results, "export/", data.storage, None if source is None else open_model(source), tokens)
+        copy_model_files(
+            results, "export/", data.storage, None if source is None else open_model_storage(source), tokens
+        )
         size = sum(bytes_ for name, bytes_ in results.sizes("export").items() if name.endswith(".safetensors"))
         exports["safetensors"] = Export(uri=f"{results.uri}export/", bytes=size, validation_loss=validation_loss)
     if "int8" in config.checkpoint.export:
@@ -86,6 +88,6 @@ def mean_loss_of_model(module: nn.Module, batches: Iterable[tuple[torch.Tensor, 
     total = torch.zeros(2, device=device)
     for batch in batches:
         inputs = tuple(tensor.to(device) for tensor in batch)
-        total += torch.stack([module(*inputs).float(), counted_share(inputs[1])])
+        total += torch.stack([module(*inputs).float(), target_share(inputs[1])])
     loss, share = total.tolist()
     return loss / share if share else 0.0

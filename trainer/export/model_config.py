@@ -10,7 +10,7 @@ from torch import nn
 from trainer.export.int8_export import int8_quantization_config
 from trainer.export.safetensors_export import Rename
 from trainer.models import build
-from trainer.models.pretrained import library_config, library_name, read_config
+from trainer.models.pretrained import read_config, transformers_config, transformers_name
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig, HuggingFaceConfig, ModelConfig
 
@@ -46,13 +46,13 @@ def export_format(
     if isinstance(model, DecoderConfig):
         source = None
         if model.path is None:
-            config = library_config(model, dict(special_tokens or {}))
+            config = transformers_config(model, dict(special_tokens or {}))
         else:
             config = read_config(model.path)
             source = config.get("dtype", config.get("torch_dtype"))
         name = dtype or (source if source in _TYPES else "float32")
         key = "dtype" if "dtype" in config else "torch_dtype"  # torch_dtype is known to all versions
-        return ExportFormat(config={**config, key: name}, rename=library_name, dtype=_TYPES[name])
+        return ExportFormat(config={**config, key: name}, rename=transformers_name, dtype=_TYPES[name])
     name = dtype or "float32"
     if isinstance(model, HuggingFaceConfig):
         config = {**_library_config(model), "dtype": name}

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from trainer.checkpoints.failures import on_all_ranks, retry
 from trainer.checkpoints.files import read_metadata
 from trainer.checkpoints.reader import read_state_dict
-from trainer.models.lora import adapters, is_adapter, merge
+from trainer.models.lora import is_adapter, lora_layers, merged_weight
 from trainer.models.pretrained_weights import SafetensorsReader
 from trainer.storage import Storage
 from trainyard.config.training.config import LoraConfig
@@ -97,7 +97,7 @@ def export_model(
     of the model. Low-rank matrices are merged into the weights. A tensor with two names is written once. `limit`: bytes
     per file. Raises OSError if the storage fails.
     """
-    adapted = {rename(_unwrapped_name(name)): layer for name, layer in adapters(model).items()}
+    adapted = {rename(_unwrapped_name(name)): layer for name, layer in lora_layers(model).items()}
     tensors = {rename(name): tensor for name, tensor in named_tensors(model).items() if not is_adapter(name)}
     sizes = {name: tensor.numel() * _exported_type(tensor.dtype, dtype).itemsize for name, tensor in tensors.items()}
     sizes_by_rank: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
@@ -113,7 +113,7 @@ def export_model(
             full_tensor = _gather(tensors[name])
             if layer := adapted.get(name):
                 a, b = _gather(layer.lora_A.weight), _gather(layer.lora_B.weight)
-                full_tensor = merge(full_tensor, a, b, layer.scaling)
+                full_tensor = merged_weight(full_tensor, a, b, layer.scaling)
             if is_writer:
                 content[name] = full_tensor.to(_exported_type(full_tensor.dtype, dtype)).cpu().contiguous()
         if file and is_writer:
@@ -196,7 +196,7 @@ def export_adapted_checkpoint(
     def read(names: Sequence[str]) -> dict[str, Tensor]:
         content = {name: base.read_tensor(name) for name in names}
         for name in adapted.keys() & set(names):
-            content[name] = merge(content[name], *adapted[name], lora.alpha / lora.rank)
+            content[name] = merged_weight(content[name], *adapted[name], lora.alpha / lora.rank)
         return {name: tensor.to(dtype) for name, tensor in content.items()}
 
     _write_files(sizes, read, config, storage, limit)

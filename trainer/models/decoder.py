@@ -27,7 +27,7 @@ def rotary_table(length: int, width: int, theta: float, scaling: RopeScaling | N
 
 
 def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Divide low frequencies by the factor, so that positions beyond the length of the first training are known.
+    """Divide low frequencies by the factor, so that positions beyond the length of the pretraining are known.
 
     Those between the two limits are a mixture. Source: Llama 3.1, `apply_scaling` in models/llama3/reference_impl of
     meta-llama/llama-models.

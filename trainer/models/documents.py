@@ -16,10 +16,10 @@ def same_document(cu_seqlens: Tensor, batch: int, length: int, device: torch.dev
 
 
 def document_mask(cu_seqlens: Tensor, x: Tensor, length: int) -> Tensor:
-    """Return what `decoder.Attention` needs. x: the residual stream (batch, ...) of sequences of `length` tokens.
+    """Return `cu_seqlens` for `varlen_attn` on a GPU in 16 bits, else a causal mask (batch, 1, length, length).
 
-    On GPUs in 16 bits it is `cu_seqlens`, for `varlen_attn`, whose kernels skip other documents; else a causal mask
-    (batch, 1, length, length).
+    The kernels of `varlen_attn` skip other documents. x: the residual stream (batch, ...) of sequences of `length`
+    tokens.
     """
     if x.is_cuda and (x.dtype != torch.float32 or torch.is_autocast_enabled("cuda")):
         # The number of documents differs between micro-batches; compiled blocks are not compiled again for each.

@@ -59,11 +59,11 @@ def initialize_adapter(name: str, layer: nn.Linear) -> None:
         nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5))
 
 
-def merge(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     """Return the weight, fp32, of a linear layer that computes the same without adaptation."""
     return weight.float() + scaling * (b.float() @ a.float())
 
 
-def adapters(model: nn.Module) -> dict[str, LoraLinear]:
+def lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
     """Return the adapted layers by the name of their weight."""
     return {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLinear)}

@@ -28,10 +28,10 @@ def next_token_loss(
     bias: Tensor | None = None,
     compiled: bool | None = None,
 ) -> Tensor:
-    """Return the sum of the cross-entropies of all targets except IGNORED, over the number of all targets, nats.
+    """Return sum(cross-entropy of targets that are not IGNORED) / number of all targets, in nats.
 
-    Micro-batches have different numbers of ignored targets: the mean over all tokens with a loss is that of the results
-    over that of `counted_share`.
+    Micro-batches have different numbers of ignored targets. The mean loss per target is mean(result) /
+    mean(target_share) over the micro-batches.
 
     x: (batch, length, dim), weight: (vocabulary, dim), targets: (batch, length), bias: (vocabulary,).
     `chunk`: number of rows of logits in memory; None: all. `compiled`: whether torch.compile fuses the passes over
@@ -64,7 +64,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return total / targets.numel()
 
 
-def counted_share(targets: Tensor) -> Tensor:
+def target_share(targets: Tensor) -> Tensor:
     """Return the share of targets that have a loss: all except IGNORED."""
     return (targets != IGNORED).float().mean()
 

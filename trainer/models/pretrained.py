@@ -30,8 +30,9 @@ def locate(model: LanguageModelConfig) -> str:
     if _HUB_ID.fullmatch(path) and not Path(path).exists():
         return _download(path, weights=model.weights)
     if "://" in path and isinstance(model, HuggingFaceConfig):
-        fix = "Set it to $MODEL_PATH with job.model, or to a folder, or use kind: decoder"
-        raise _error(path, "is no folder, from which transformers loads the model", fix, "model_not_in_a_folder")
+        reason = "is an S3 URI, and kind: hugging_face reads models from a folder or the hub only"
+        fix = "Set job.model to it and the path to $MODEL_PATH, or set kind: decoder"
+        raise _error(path, reason, fix, "model_not_in_a_folder")
     return path
 
 
@@ -44,16 +45,16 @@ def _download(name: str, *, weights: bool) -> str:
     try:
         return str(snapshot_download(name, allow_patterns=patterns))
     except GatedRepoError:
-        reason, fix = "needs an accepted license and a token", "Set the secret HF_TOKEN of the job"
+        reason, fix = "is a gated model", "Accept its license on the hub, and set HF_TOKEN in job.secrets"
         raise _error(name, reason, fix, "model_gated") from None
     except RepositoryNotFoundError:
         reason = "is neither a folder nor a public model of the Hugging Face hub"
-        raise _error(name, reason, "Correct it, or set the secret HF_TOKEN of the job", "model_missing") from None
+        raise _error(name, reason, "Correct it, or set HF_TOKEN in job.secrets", "model_missing") from None
     except (HfHubHTTPError, OSError) as error:
         # The last line of huggingface_hub's messages is advice for other programs.
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        reason = f"the Hugging Face hub cannot be reached: {cause}"
-        raise _error(name, reason, _UPLOAD, "hub_unreachable") from None
+        reason = f"cannot be downloaded from the Hugging Face hub: {cause}"
+        raise _error(name, reason, _UPLOAD, "hub_download_failed") from None
 
 
 def read_config(location: str) -> dict[str, Any]:
@@ -105,7 +106,13 @@ def decoder_settings(config: dict[str, Any], location: str, length: int) -> dict
             raise _error(location, reason, f"Set kind: hugging_face{shorter}", "model_feature_unsupported")
     if length > parsed.max_position_embeddings:
         reason = f"is longer than the {parsed.max_position_embeddings} positions of {location}"
-        problem = Problem("config.model.sequence_length", length, reason, "Shorten it", "sequence_too_long")
+        problem = Problem(
+            "config.model.sequence_length",
+            length,
+            reason,
+            f"Set it to at most {parsed.max_position_embeddings}",
+            "sequence_too_long",
+        )
         raise InputError([problem])
     return {
         "architecture": architecture,
@@ -149,7 +156,7 @@ def resolve_decoder(model: DecoderConfig) -> DecoderConfig:
     return resolved.model_copy(update={"weights": model.weights})
 
 
-def library_config(model: DecoderConfig, special_tokens: dict[str, int | None]) -> dict[str, Any]:
+def transformers_config(model: DecoderConfig, special_tokens: dict[str, int | None]) -> dict[str, Any]:
     """Return config.json with which transformers and vLLM load the decoder's weights.
 
     `special_tokens`: keys such as eos_token_id. The keys are those of published models, which all versions read.
@@ -183,13 +190,13 @@ def library_config(model: DecoderConfig, special_tokens: dict[str, int | None]) 
     return config
 
 
-def library_name(name: str) -> str:
+def transformers_name(name: str) -> str:
     """Return the name that a weight of the decoder has in transformers."""
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
-def open_model(location: str) -> Storage:
-    """Return the storage of a model."""
+def open_model_storage(location: str) -> Storage:
+    """Return the storage of a model's files."""
     return open_storage(location, PATH_KEY)
 
 

@@ -1,6 +1,7 @@
 """Reads weights in the safetensors format from a folder or S3 into a parallelized model, each rank its own part."""
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from trainer.models.lora import is_adapter
-from trainer.models.pretrained import PATH_KEY, library_name
+from trainer.models.pretrained import PATH_KEY, transformers_name
 from trainer.storage import Storage
 from trainyard.errors import InputError, Problem
 
@@ -54,8 +55,11 @@ def load_weights(module: nn.Module, storage: Storage) -> None:
     weight is missing or has another size, OSError if the storage fails.
     """
     reader = SafetensorsReader(storage)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # of a single process
     targets = {
-        library_name(name): parameter.detach() for name, parameter in module.named_parameters() if not is_adapter(name)
+        transformers_name(name): parameter.detach()
+        for name, parameter in module.named_parameters()
+        if not is_adapter(name)
     }
     _require_weights(targets, reader.read_metadata().state_dict_metadata, storage)
     load(targets, storage_reader=reader, no_dist=True)
@@ -68,10 +72,10 @@ def _require_weights(targets: Mapping[str, Tensor], entries: Mapping[str, Any], 
         if not isinstance(entry, TensorStorageMetadata):
             problems.append(f"has no weight {name}")
         elif entry.size != target.size():
-            problems.append(f"holds {name} as {tuple(entry.size)}, the model has {tuple(target.size())}")
+            problems.append(f"has {name} of shape {tuple(entry.size)}, and config.json requires {tuple(target.size())}")
     if problems:
         more = f", and {len(problems) - 1} more such weights" if len(problems) > 1 else ""
-        fix = "Set it to a model with all its safetensors files"
+        fix = "Use all safetensors files that belong to this config.json"
         raise InputError([Problem(PATH_KEY, storage.uri, problems[0] + more, fix, "model_weights_mismatch")])
 
 

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed import DistributedContext
-from trainer.models.loss import counted_share
+from trainer.models.loss import target_share
 from trainer.parallelism.gradient_wait import GradientWait
 from trainer.precision import Precision
 from trainer.telemetry.timing import StepTimer
@@ -27,7 +27,7 @@ Batch = Sequence[Tensor]
 class ForwardBackward(ABC):
     """Forward and backward passes over the micro-batches of a step.
 
-    Results are (2,): the loss and the share of targets that have one (`next_token_loss`, `counted_share`), means over
+    Results are (2,): the loss and the share of targets that have one (`next_token_loss`, `target_share`), means over
     the micro-batches, detached. With pipeline parallelism only the last stage has them; other stages return 0.
     """
 
@@ -82,7 +82,7 @@ class AccumulatedForwardBackward(ForwardBackward):
                     loss = self._module(*inputs) / self._count
                 with timer.phase("backward"), self._measure_wait(timer):
                     self._precision.loss_scale.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
-            total += torch.stack([loss.detach(), counted_share(inputs[1]) / self._count])
+            total += torch.stack([loss.detach(), target_share(inputs[1]) / self._count])
         return total
 
     def warm_up(self, batch: Batch) -> None:
@@ -123,7 +123,7 @@ class AccumulatedForwardBackward(ForwardBackward):
             inputs = _to_device(next(batches), self._device)
             with self._precision.autocast():
                 loss = self._module(*inputs)
-            total += torch.stack([loss.float(), counted_share(inputs[1])])
+            total += torch.stack([loss.float(), target_share(inputs[1])])
         return total / count
 
 
@@ -205,7 +205,7 @@ class PipelinedForwardBackward(ForwardBackward):
         if self._distributed.is_last_stage:
             for keywords, (_, successors, *_) in zip(inputs["kwarg_mbs"], micro_batches, strict=True):
                 keywords["successors"] = successors
-                share += counted_share(successors) / count
+                share += target_share(successors) / count
             inputs["target_mbs"] = [torch.zeros((), device=device)] * count  # required by torch, not used
         return inputs, share
 

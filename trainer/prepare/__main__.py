@@ -30,8 +30,9 @@ NameOption = Annotated[str, typer.Option("--name", help="Name of the dataset.")]
 WeightsOption = Annotated[
     str | None,
     typer.Option(
-        help="Share of each SOURCE in the dataset, such as 0.7,0.3, by bytes. Documents of a source with more than its "
-        "size are used several times, those of the others are selected by a hash. Default: each document once."
+        "--source-weights",
+        help="Share of each SOURCE in the dataset, such as 0.7,0.3, by bytes. If it is larger than that of its text, "
+        "documents are repeated; if it is smaller, some are selected by a hash. Default: each document once.",
     ),
 ]
 ShardTokensOption = Annotated[
@@ -294,7 +295,7 @@ def _parse_weights(text: str | None) -> tuple[float, ...]:
         weights = (0.0,)
     if not all(0 < weight < inf for weight in weights):
         reason, fix = "is no list of positive numbers", "Write one number for each SOURCE, such as 0.7,0.3"
-        raise InputError([Problem("--weights", text, reason, fix, "invalid_weights")])
+        raise InputError([Problem("--source-weights", text, reason, fix, "invalid_weights")])
     return weights
 
 

@@ -79,16 +79,18 @@ class ChatTokenizer:
     def require(self) -> None:
         """Raise InputError if the folder has no tokenizer, or if there is no chat template."""
         if not (self.folder / "tokenizer.json").is_file():
-            fix = "Name the folder of a model"
+            fix = "Set --tokenizer to the folder of a model"
             raise InputError([_problem(self.folder, "has no tokenizer.json", fix, "tokenizer_missing")])
         try:
             template = self._tokenizer.chat_template
         except Exception as error:  # transformers and tokenizers raise no narrower type
             reason = f"can't be read: {' '.join(str(error).split())[:300]}"
-            problem = _problem(self.folder, reason, "Name the folder of a model", "tokenizer_not_readable")
+            problem = _problem(
+                self.folder, reason, "Set --tokenizer to the folder of a model", "tokenizer_not_readable"
+            )
             raise InputError([problem]) from None
         if not template:
-            fix = "Name one with --chat-template, or the folder of a model that is trained for chats"
+            fix = "Set --chat-template, or --tokenizer to the folder of a model that is trained for chats"
             raise InputError([_problem(self.folder, "has no chat template", fix, "chat_template_missing")])
 
     @property
@@ -144,11 +146,9 @@ class ChatTokenizer:
             before = self._apply(messages[:number], conversation, file, add_generation_prompt=True)
             position = text.find(message["content"].strip(), len(before))
             if not text.startswith(before) or position < 0:
-                reason = (
-                    f"the chat template does not write message {number + 1} of {conversation.position()} after the "
-                )
-                reason += "prompt for it (add_generation_prompt), so that its tokens are unknown"
-                fix = "Name another template with --chat-template"
+                where = f"message {number + 1} of {conversation.position()}"
+                reason = f"the chat template does not write the text of {where} after the generation prompt"
+                fix = "Set --chat-template to a template that does"
                 raise InputError([file.problem(reason, fix, "response_not_in_text")])
             responses.append((len(before), position + len(message["content"].strip())))
         return text, responses
@@ -158,7 +158,7 @@ class ChatTokenizer:
             text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
         except Exception as error:  # errors of jinja2, and those that a template raises
             reason = f"the chat template refuses {conversation.position()}: {' '.join(str(error).split())[:300]}"
-            fix = "Correct the messages, or name another template with --chat-template"
+            fix = "Correct the messages, or set --chat-template to another template"
             raise InputError([file.problem(reason, fix, "conversation_refused")]) from None
         return text
 

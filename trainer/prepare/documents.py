@@ -102,8 +102,11 @@ def read_rows(part: FilePart, options: ReadOptions) -> Iterator[tuple[dict[str, 
     if part.format == "parquet":
         with open_parquet(part.file) as opened:
             groups = range(part.start, part.stop)
+            number = 0
             for batch in opened.iter_batches(_BATCH_ROWS, row_groups=groups, use_threads=False):
-                yield from ((row, lambda: f"a row of group {part.start}") for row in batch.to_pylist())
+                for row in batch.to_pylist():
+                    number += 1
+                    yield row, partial(_row_name, number, part.start)
         return
     for line, offset in _lines(part):
         yield _parse_row(line, offset, part.file, options), partial(_line_name, part.file, offset)
@@ -226,6 +229,10 @@ def _replace_invalid(value: bytes | str) -> Document:
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     text = raw.decode("utf-8", "replace")
     return Document(text, text.encode())
+
+
+def _row_name(number: int, group: int) -> str:
+    return f"row {number} of row group {group}"
 
 
 def _line_name(file: SourceFile, offset: int) -> str:

@@ -157,7 +157,9 @@ def list_file_parts(options: TextOptions) -> list[FilePart]:
     """
     if options.weights and len(options.weights) != len(options.sources):
         reason = f"are {len(options.weights)} for {len(options.sources)} sources"
-        problem = Problem("--weights", list(options.weights), reason, "Set one for each SOURCE", "weights_mismatch")
+        problem = Problem(
+            "--source-weights", list(options.weights), reason, "Set one for each SOURCE", "weights_mismatch"
+        )
         raise InputError([problem])
     problems: list[Problem] = []
     by_source = []
@@ -217,7 +219,7 @@ def settings_of(options: TextOptions, file_parts: list[FilePart]) -> dict[str, o
         "the tokenizer's file": hashlib.sha256(content).hexdigest(),
         "--end": options.end,
         "--shard-tokens": options.shard_tokens,
-        "--weights": list(options.weights),
+        "--source-weights": list(options.weights),
         "the files of SOURCE": hashlib.sha256(listing.encode()).hexdigest(),
     }
 

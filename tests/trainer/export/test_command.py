@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from tests.trainer.checkpoints.states import create_state, open_checkpoints, save_all
 from trainer.export import __main__ as command
 from trainer.export.model_config import build_empty_model
-from trainer.models.pretrained import library_name
+from trainer.models.pretrained import transformers_name
 from trainyard.config.training.models import ModelConfig
 
 DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 32, "sequence_length": 8}
@@ -61,7 +61,7 @@ def test_decoder_is_exported_with_int8_weights(
     assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 0
     exported = load_file(tmp_path / "target/model.safetensors")
     assert dict.fromkeys(exported, True) == {
-        library_name(name): torch.equal(value, exported[library_name(name)])
+        transformers_name(name): torch.equal(value, exported[transformers_name(name)])
         for name, value in model.state_dict().items()
     }
     report = json.loads((tmp_path / "target/int8/report.json").read_text())

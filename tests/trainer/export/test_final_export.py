@@ -11,7 +11,7 @@ from trainer.data import open_data
 from trainer.export.final_export import mean_loss_of_model
 from trainer.export.model_config import build_empty_model
 from trainer.export.safetensors_export import load_exported_weights
-from trainer.models.pretrained import library_name
+from trainer.models.pretrained import transformers_name
 from trainer.settings import Environment
 from trainer.storage import open_storage
 from trainyard.models.metrics import Results
@@ -40,7 +40,7 @@ def test_both_formats_have_losses_of_the_same_samples(job: Callable[..., Job], a
     held_out = list(data.held_out_batches(micro_batches))
     data.close()
     model = build_empty_model(config.model)
-    load_exported_weights(model, open_storage(str(run.folder / "results"), "RESULTS_URI"), rename=library_name)
+    load_exported_weights(model, open_storage(str(run.folder / "results"), "RESULTS_URI"), rename=transformers_name)
     assert full.validation_loss == pytest.approx(mean_loss_of_model(model, held_out, torch.device("cpu")), abs=1e-5)
     assert full.validation_loss != pytest.approx(results.validation_loss, abs=1e-4)  # of both ranks, in bf16
     assert small.validation_loss == pytest.approx(full.validation_loss, abs=0.02)

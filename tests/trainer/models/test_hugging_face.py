@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainer.models.hugging_face import LanguageModel, build_language_model, load_transformers_config
-from trainer.models.loss import counted_share
+from trainer.models.loss import target_share
 from trainyard.config.training.models import IGNORED, HuggingFaceConfig
 from trainyard.errors import InputError
 
@@ -66,7 +66,7 @@ def test_loss_equals_that_of_the_models_logits(kind: str, linear: bool) -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     logits = model.model(input_ids=tokens).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    loss = model(tokens, targets) / counted_share(targets)
+    loss = model(tokens, targets) / target_share(targets)
     torch.testing.assert_close(loss, expected)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = [torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, expected)]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trainer.export.int8_export import quantize_linear_layers
 from trainer.models import loss as loss_module
-from trainer.models.loss import counted_share, next_token_loss
+from trainer.models.loss import next_token_loss, target_share
 from trainyard.config.training.models import IGNORED
 
 
@@ -28,7 +28,7 @@ def samples(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
 def test_loss_and_gradients_equal_those_of_all_logits(chunk: int, biased: bool) -> None:
     (x, weight, targets), (x_whole, weight_whole, _) = samples(), samples()
     bias, bias_whole = (torch.linspace(-1, 1, 50).requires_grad_() if biased else None for _ in range(2))
-    loss = next_token_loss(x, weight, targets, chunk, bias=bias) / counted_share(targets)
+    loss = next_token_loss(x, weight, targets, chunk, bias=bias) / target_share(targets)
     whole = functional.cross_entropy(
         functional.linear(x_whole, weight_whole, bias_whole).flatten(0, 1), targets.flatten()
     )
@@ -46,7 +46,7 @@ def test_loss_of_bf16_inputs_is_fp32() -> None:
     loss = next_token_loss(x, weight, targets, 4)
     assert loss.dtype == torch.float32
     exact = functional.cross_entropy(functional.linear(x.float(), weight.float()).flatten(0, 1), targets.flatten())
-    assert abs((loss / counted_share(targets)).item() - exact.item()) < 0.02
+    assert abs((loss / target_share(targets)).item() - exact.item()) < 0.02
     loss.backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     assert x.grad.dtype == torch.bfloat16
@@ -63,7 +63,7 @@ def test_quantized_weight_supports_chunks() -> None:
     whole = functional.cross_entropy(head(x).flatten(0, 1), targets.flatten())
     for chunk in (4, 100, None):
         loss = next_token_loss(x, weight, targets, chunk, bias=bias)
-        torch.testing.assert_close(loss / counted_share(targets), whole)
+        torch.testing.assert_close(loss / target_share(targets), whole)
 
 
 def test_fp16_with_loss_scale_has_the_gradients_of_fp32() -> None:

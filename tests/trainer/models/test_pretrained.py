@@ -16,7 +16,7 @@ from tests.trainer.models.hub_server import serve_model
 from tests.trainer.models.library_models import MODELS, save_model
 from trainer.models import build
 from trainer.models.decoder import Decoder
-from trainer.models.pretrained import library_config, open_model, resolve_decoder
+from trainer.models.pretrained import open_model_storage, resolve_decoder, transformers_config
 from trainer.models.pretrained_weights import load_weights
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig
@@ -29,7 +29,7 @@ def read(location: str, **changes: Any) -> Decoder:
     module = build(TrainerConfig(model=model)).module.to_empty(device="cpu")
     assert isinstance(module, Decoder)
     module.table = Decoder(model, None).table  # to_empty has replaced it, too
-    load_weights(module, open_model(location))
+    load_weights(module, open_model_storage(location))
     return module
 
 
@@ -51,7 +51,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_written_config_is_the_same_model(name: str, tmp_path: Path) -> None:
     save_model(tmp_path, name)
     model = resolve_decoder(DecoderConfig(path=str(tmp_path), sequence_length=48))
-    (tmp_path / "config.json").write_text(json.dumps(library_config(model, {})))
+    (tmp_path / "config.json").write_text(json.dumps(transformers_config(model, {})))
     assert resolve_decoder(DecoderConfig(path=str(tmp_path), sequence_length=48)).shape == model.shape
 
 
@@ -66,7 +66,7 @@ def test_weights_are_read_from_s3(s3: Any, tmp_path: Path) -> None:
 def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = save_model(tmp_path, "llama")
     sizes = []
-    storage = open_model(str(tmp_path))
+    storage = open_model_storage(str(tmp_path))
     read_range = type(storage).read_range
     monkeypatch.setattr("trainer.models.pretrained_weights._MAX_READ_BYTES", 1000)
 
@@ -159,5 +159,7 @@ def test_model_of_the_hub_is_downloaded(tmp_path: Path) -> None:
 
 def test_model_of_the_hub_is_an_error_without_network(tmp_path: Path) -> None:
     output = resolve_from_hub("org/tiny", "http://127.0.0.1:9", tmp_path)
-    assert output.startswith("hub_unreachable config.model.path = 'org/tiny': the Hugging Face hub cannot be reached")
+    assert output.startswith(
+        "hub_download_failed config.model.path = 'org/tiny': cannot be downloaded from the Hugging Face hub"
+    )
     assert "$MODEL_PATH" in output

@@ -90,7 +90,8 @@ class DataConfig(StrictModel):
     )
     mask_probability: Number = Field(0.15, gt=0, lt=1, description="Share of masked tokens in the task masked.")
     separate_documents: bool = Field(
-        True, description="Tokens do not attend to other documents of their sequence, whose end predicts no token."
+        True,
+        description="Mask attention between documents in the same sequence. The last token of one has no target.",
     )
     images: Literal["torchvision", "dali"] = Field(
         "torchvision", description="Library that decodes and augments images; dali needs GPUs and NVIDIA DALI."

@@ -26,16 +26,20 @@ Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 
 
 class RopeScaling(StrictModel):
-    """Scaling of rotary positions for sequences that are longer than those of the first training."""
+    """Scaling of rotary positions for sequences that are longer than those of the pretraining."""
 
     rope_type: Literal["linear", "llama3"] = Field(
-        description="All frequencies (linear), or only the low ones (llama3, as Llama 3.1)."
+        description="linear divides all frequencies by factor; llama3 (Llama 3.1) only the low ones."
     )
     factor: Number = Field(gt=0, description="Divisor of the frequencies.")
-    low_freq_factor: Number = Field(1.0, gt=0, description="llama3: frequencies below are divided.")
-    high_freq_factor: Number = Field(4.0, gt=0, description="llama3: frequencies above are unchanged.")
+    low_freq_factor: Number = Field(
+        1.0, gt=0, description="llama3: frequencies with fewer periods in the original length are divided."
+    )
+    high_freq_factor: Number = Field(
+        4.0, gt=0, description="llama3: frequencies with more periods in the original length are unchanged."
+    )
     original_max_position_embeddings: Integer = Field(
-        8192, gt=0, description="llama3: length to which both limits of the frequencies relate, tokens."
+        8192, gt=0, description="llama3: sequence length of the pretraining, tokens."
     )
 
     @model_validator(mode="after")
@@ -57,15 +61,16 @@ class DecoderConfig(StrictModel):
     kind: Literal["decoder"] = Field("decoder", description="The built-in decoder, the default.")
     path: str | None = Field(
         None,
-        description="Model in the format of Hugging Face, whose config.json sets the shape: a folder on the nodes, "
-        "such as on FSx, s3://bucket/prefix/, a model of the Hugging Face hub (ORG/NAME), or $MODEL_PATH, that of "
-        "job.model. Keys that are also set here must agree with it.",
+        description="Model in the Hugging Face format. Its config.json sets the shape. In a stack: an absolute path on "
+        "the nodes, such as /fsx/models/NAME, or $MODEL_PATH (the model in job.model). Standalone also "
+        "s3://bucket/prefix/ or ORG/NAME (the Hugging Face hub). A key that is also set here must have the value in "
+        "config.json.",
     )
     weights: bool = Field(False, description="Load the weights in `path`; false: random weights.")
     architecture: Architecture = Field(
         "llama",
-        description="Architecture of the exported model. qwen2 has biases of queries, keys and values; qwen3 "
-        "normalizes queries and keys.",
+        description="Architecture of the model. qwen2 (also Qwen 2.5) adds biases to the query, key and value "
+        "projections; qwen3 adds RMSNorm to queries and keys.",
     )
     preset: DecoderPreset | None = Field(None, description="Preset of the shape; other keys override it.")
     dim: Integer = Field(128, gt=0, description="Width of the residual stream.")
