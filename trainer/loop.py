@@ -158,6 +158,8 @@ def _train(
 
         progress_file = ProgressFile(environment)
         profiler = Profiler(config.profile, environment, session.results, device)
+        stack.callback(profiler.discard)
+        session.stack.callback(profiler.wait_for_uploads)
         metrics = session.metrics
         if rank == 0 and metrics is None:
             metrics = Metrics(config, environment, session.results, model, device)
@@ -216,10 +218,8 @@ def _train(
                     clip_norm = config.optimizer.clip_norm
                     update_weights(optimizer, parameters, loss, norm, clip_norm=clip_norm, scale=gradient_scale)
                     optimizer.zero_grad()
-                if profiler.is_tracing:
-                    watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
             progress.advance(config.batch_size)
-            return StartedStep(
+            started = StartedStep(
                 step=step,
                 consumed=progress.consumed,
                 flags=flags,
@@ -227,6 +227,10 @@ def _train(
                 read_figures=read_figures,
                 read_times=timer.finish(),
             )
+            if profiler.is_tracing:
+                watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
+            profiler.complete_step(step)
+            return started
 
         def complete_step(started: StartedStep) -> StepOutcome:
             """Wait until the device has completed a step. Raises FloatingPointError if the loss is not finite."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from trainer.settings import Environment
 from trainer.storage import LocalStorage
+from trainer.telemetry import profiling
 from trainer.telemetry.profiling import Profiler
 from trainyard.config.training.config import ProfileConfig
 
@@ -23,6 +25,9 @@ def run(environment: Environment, config: ProfileConfig | None, steps: range, re
             environment.profile_request.write_text(requests[step])
         with profiler.step(step):
             torch.ones(4) @ torch.ones(4)
+        profiler.complete_step(step)
+    profiler.discard()  # torch has one profiler per process
+    profiler.wait_for_uploads()
 
 
 def traces(environment: Environment) -> dict[str, list[str]]:
@@ -41,19 +46,36 @@ def test_configured_steps_are_traced(alone: Environment) -> None:
     assert traces(alone) == {"step-00000003-rank-00000.trace.json.gz": ["step 3", "step 4"]}
 
 
-def test_request_file_traces_three_steps_and_is_removed(alone: Environment) -> None:
-    run(alone, None, range(1, 4), {2: ""})
+def test_tracer_starts_in_the_step_before_the_trace(alone: Environment) -> None:
+    profiler = Profiler(
+        ProfileConfig(first_step=3, steps=1), alone, LocalStorage(alone.results_uri, "RESULTS_URI"), torch.device("cpu")
+    )
+    runs_tracer = []
+    for step in range(1, 5):
+        with profiler.step(step):
+            runs_tracer.append(profiler.is_tracing)
+        profiler.complete_step(step)
+    assert runs_tracer == [False, True, True, False]
+
+
+def test_first_step_of_the_process_is_traced_without_a_warm_up(alone: Environment) -> None:
+    run(alone, ProfileConfig(first_step=1, steps=2), range(1, 5), {})
+    assert traces(alone) == {"step-00000001-rank-00000.trace.json.gz": ["step 1", "step 2"]}
+
+
+def test_request_file_traces_the_next_three_steps_and_is_removed(alone: Environment) -> None:
+    run(alone, None, range(1, 5), {2: ""})
     assert alone.profile_request.exists()  # two steps of three
     assert traces(alone) == {}
     alone.profile_request.unlink()
-    run(alone, None, range(11, 16), {12: ""})
-    assert traces(alone) == {"step-00000012-rank-00000.trace.json.gz": ["step 12", "step 13", "step 14"]}
+    run(alone, None, range(11, 17), {12: ""})
+    assert traces(alone) == {"step-00000013-rank-00000.trace.json.gz": ["step 13", "step 14", "step 15"]}
     assert not alone.profile_request.exists()
 
 
 def test_second_request_is_handled(alone: Environment) -> None:
-    run(alone, None, range(1, 10), {1: "", 5: ""})
-    assert [name[:13] for name in traces(alone)] == ["step-00000001", "step-00000005"]
+    run(alone, None, range(1, 12), {2: "", 7: ""})
+    assert [name[:13] for name in traces(alone)] == ["step-00000003", "step-00000008"]
 
 
 def test_only_requested_ranks_are_traced(alone: Environment) -> None:
@@ -66,8 +88,8 @@ def test_only_requested_ranks_are_traced(alone: Environment) -> None:
     run(second, None, range(5, 9), {5: "0 7"})
     assert len(traces(alone)) == 1
     assert alone.profile_request.exists()  # the node's first rank removes it
-    run(alone, None, range(5, 9), {})
-    assert list(traces(alone))[-1] == "step-00000005-rank-00000.trace.json.gz"
+    run(alone, None, range(4, 9), {})
+    assert list(traces(alone))[-1] == "step-00000004-rank-00000.trace.json.gz"
     assert not alone.profile_request.exists()
 
 
@@ -75,6 +97,30 @@ def test_trace_that_cannot_be_saved_is_logged(alone: Environment, caplog: pytest
     Path(alone.results_uri).write_text("a file instead of a folder")
     run(alone, ProfileConfig(first_step=1, steps=1), range(1, 3), {})
     assert "trace step-00000001-rank-00000.trace.json.gz not saved: " in caplog.text
+
+
+def test_training_and_exit_do_not_wait_for_a_blocked_storage(
+    alone: Environment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    response, uploads = threading.Event(), []
+
+    class Blocked(LocalStorage):
+        def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
+            uploads.append((key, threads))
+            response.wait(60)
+
+    monkeypatch.setattr(profiling, "UPLOAD_TIMEOUT_SECONDS", 0.1)
+    profiler = Profiler(ProfileConfig(first_step=1, steps=1), alone, Blocked("s3", "R"), torch.device("cpu"))
+    with profiler.step(1):
+        pass
+    profiler.complete_step(1)
+    assert not profiler.is_tracing
+    profiler.wait_for_uploads()
+    assert "not saved within 0 s: step-00000001-rank-00000.trace.json.gz" in caplog.text
+    response.set()
+    monkeypatch.setattr(profiling, "UPLOAD_TIMEOUT_SECONDS", 60)
+    profiler.wait_for_uploads()
+    assert uploads == [("profiles/step-00000001-rank-00000.trace.json.gz", False)]  # the process would wait for threads
 
 
 def test_failed_step_discards_its_trace(alone: Environment) -> None:
