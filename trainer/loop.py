@@ -15,6 +15,7 @@ from trainer.checkpoints.memory import open_memory_copies
 from trainer.distributed import choose_device, init_distributed
 from trainer.evaluation import average_buffers, compute_validation_loss
 from trainer.export.final_export import export, mean_loss_of_model
+from trainer.failures.memory_snapshot import memory_snapshot
 from trainer.failures.out_of_memory import explain_out_of_memory
 from trainer.failures.peer_loss import explain_peer_loss
 from trainer.failures.step_limit import StepLimit
@@ -94,7 +95,8 @@ def _train(
         watchdog = stack.enter_context(
             Watchdog(rank=rank, world_size=distributed.world_size, where=where, timeout_seconds=timeouts.setup_seconds)
         )
-        stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters))
+        snapshot = memory_snapshot(session.results, rank, device, enabled=config.memory.snapshot)
+        stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters, snapshot))
         stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
         if session.optimizer is None:
             parallelize(model, config, distributed, precision)

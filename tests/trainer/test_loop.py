@@ -20,6 +20,8 @@ from trainer.loop import train
 from trainer.models.decoder import Decoder
 from trainer.settings import Environment
 from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.profiling import Profiler
+from trainer.telemetry.timing import StepTimer
 from trainyard.errors import InputError
 from trainyard.models.dataset import INDEX
 from trainyard.models.metrics import Results
@@ -226,6 +228,28 @@ def test_step_seconds_include_metrics_and_exclude_validation(
     train(tiny(steps=3, evaluation={"interval_steps": 2}), alone)
     lines = [json.loads(line) for line in (alone.metrics_dir / "metrics.jsonl").read_text().splitlines()]
     assert all(0.1 < line["step_seconds"] < 1 for line in lines[1:])
+
+
+def test_trace_is_recorded_and_saved_outside_of_the_measured_steps(
+    alone: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def record_calls(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(f"{owner.__name__}.{name}")
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((StepTimer, "start"), (StepTimer, "finish"), (Profiler, "complete_step")):
+        record_calls(owner, name)
+    train(tiny(steps=4, profile={"first_step": 2, "steps": 2}), alone)
+    step = ["StepTimer.finish", "Profiler.complete_step", "StepTimer.start"]
+    assert calls[calls.index("StepTimer.finish") :] == step * 4
+    assert [file.name[:13] for file in (Path(alone.results_uri) / "profiles").iterdir()] == ["step-00000002"]
 
 
 def test_each_phase_has_its_limit(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:

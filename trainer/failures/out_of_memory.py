@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from trainer.failures.memory_snapshot import MemorySnapshot
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import Layout
 from trainyard.host_memory import MEMINFO, read_sizes
@@ -31,12 +32,20 @@ class OutOfMemoryError(Exception):
 
 @contextmanager
 def explain_out_of_memory(
-    config: TrainerConfig, layout: Layout, device: torch.device, where: str, parameters: int
+    config: TrainerConfig,
+    layout: Layout,
+    device: torch.device,
+    where: str,
+    parameters: int,
+    snapshot: MemorySnapshot | None = None,
 ) -> Iterator[None]:
     """Convert a failed allocation into OutOfMemoryError.
 
-    `where`: the rank's host and GPU; `parameters`: number of parameters of the model, of all pipeline stages.
+    `where`: the rank's host and GPU; `parameters`: number of parameters of the model, of all pipeline stages;
+    `snapshot`: records the allocations, and is saved if an allocation of the GPU fails.
     """
+    if snapshot:
+        snapshot.start()
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -44,10 +53,12 @@ def explain_out_of_memory(
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         cause = next((line for line in lines if _OUT_OF_MEMORY.search(line)), lines[0])
+        saved = snapshot.save() if snapshot and isinstance(error, torch.OutOfMemoryError) else None
+        allocations = f"\nAllocations, for pytorch.org/memory_viz: {saved}" if saved else ""
         suggestions = memory_suggestions(config, layout, parameters, _unused_cache_bytes(device))
         listed = "".join(f"\n  - {suggestion}" for suggestion in suggestions)
         raise OutOfMemoryError(
-            f"out of memory on {where}: {cause[:300]}\n{describe_memory(device)}\n"
+            f"out of memory on {where}: {cause[:300]}\n{describe_memory(device)}{allocations}\n"
             f"Settings that reduce memory, the cheapest first:{listed}"
         ) from None
 

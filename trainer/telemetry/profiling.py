@@ -129,7 +129,7 @@ class Profiler:
         return not text.split() or str(environment.rank) in text.split()
 
     def _save_later(self, finished: profile, first: int, last: int) -> None:
-        """Save a trace in a daemon thread: training and process exit do not wait for a storage that does not respond."""
+        """Save a trace in a daemon thread: training and process exit do not wait for an unresponsive storage."""
         name = f"step-{first:08d}-rank-{self._environment.rank:05d}.trace.json.gz"
         thread = threading.Thread(target=self._save, args=(finished, name, first, last), name=name, daemon=True)
         thread.start()

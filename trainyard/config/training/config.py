@@ -65,6 +65,10 @@ class MemoryConfig(StrictModel):
     compile: bool | None = Field(
         None, description="Apply torch.compile to each block and to the loss; none: on GPUs only."
     )
+    snapshot: bool = Field(
+        False,
+        description="Record the allocations of each GPU, and save them to results/profiles/ when memory runs out.",
+    )
 
 
 class DataConfig(StrictModel):
