@@ -91,7 +91,9 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, documents: Tensor | N
             queries, keys, values, documents, is_causal=documents is None, enable_gqa=grouped
         )
     batch, _, length, _ = queries.shape
-    queries, keys, values = (each.transpose(1, 2).flatten(0, 1) for each in (queries, keys, values))
+    # Under autocast a norm of queries and keys returns fp32, and varlen_attn, unlike SDPA, does not cast its inputs.
+    packed = (each.to(values.dtype).transpose(1, 2).flatten(0, 1) for each in (queries, keys, values))
+    queries, keys, values = packed
     mixed = varlen_attn(
         queries, keys, values, documents, documents, length, length, window_size=(-1, 0), enable_gqa=grouped
     )
