@@ -7,9 +7,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,19 +16,17 @@ from torch.nn import functional
 
 from trainer.data import Data, open_data
 from trainer.data.index import read_index
-from trainer.models import build
+from trainer.export.model_config import build_empty_model
 from trainer.models.decoder import Decoder
 from trainer.models.pretrained import PATH_KEY, open_model_storage
 from trainer.models.pretrained_weights import load_weights
 from trainer.settings import Environment, resolve_model
 from trainer.storage import open_storage
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import IGNORED
+from trainyard.config.training.models import IGNORED, DecoderConfig
 from trainyard.errors import InputError, Problem
 from trainyard.log import configure_logging
 from trainyard.models.dataset import TokenDataset
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,21 +90,14 @@ def evaluate(module: Decoder, data: Data, samples: int, device: torch.device) ->
     )
 
 
-def load_model(config: TrainerConfig, device: torch.device) -> Decoder:
-    """Return the decoder with the weights at `config.model.path`: bfloat16 on a GPU, float32 on a CPU."""
-    model = build(config)
-    module = model.module
-    assert isinstance(module, Decoder), "the command configures the decoder"
-    assert model.pretrained is not None, "the command configures the weights"
+def load_model(model: DecoderConfig, device: torch.device) -> Decoder:
+    """Return the decoder with the weights at `model.path`: bfloat16 on a GPU, float32 on a CPU."""
+    assert model.path is not None, "the command configures a path"
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for submodule in module.modules():
-        for name, parameter in submodule._parameters.items():
-            if parameter is not None:
-                submodule._parameters[name] = torch.nn.Parameter(
-                    torch.empty_like(parameter, device=device, dtype=dtype)
-                )
-    load_weights(module, open_model_storage(model.pretrained))
-    return module.to(device)
+    module = build_empty_model(model, device=device, dtype=dtype).to(device)  # also the buffers
+    assert isinstance(module, Decoder)
+    load_weights(module, open_model_storage(model.path))
+    return module
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -122,21 +112,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     configure_logging("trainer")
-    paths = {"DATA_URI": options.data, "CHECKPOINT_URI": ".", "RESULTS_URI": "."}
-    environment = Environment.read({name: value for name, value in os.environ.items() if "RANK" not in name} | paths)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        length = options.sequence_length or _sequence_length(options.data)
-        model = {"path": options.model, "weights": True, "sequence_length": length}
-        settings = {"model": model, "batch_size": 1, "micro_batch_size": 1}
-        config = _with_users_keys(lambda: resolve_model(TrainerConfig.model_validate(settings)))
-        data = _with_users_keys(lambda: open_data(config, environment, rank=0, ranks=1))
-        try:
-            samples = min(options.samples or data.held_out_samples, data.held_out_samples)
-            module = _with_users_keys(lambda: load_model(config, device))
-            result = evaluate(module, data, samples, device)
-        finally:
-            data.close()
+        result = _evaluate(options)
+    except InputError as error:  # keys of a configuration are the arguments of this command
+        names = {PATH_KEY: "MODEL", "DATA_URI": "DATA", "config.model.sequence_length": "--sequence-length"}
+        problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in error.problems]
+        raise InputError(problems) from None
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
@@ -144,21 +125,28 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _evaluate(options: argparse.Namespace) -> Evaluation:
+    length = options.sequence_length or _sequence_length(options.data)
+    model = {"path": options.model, "weights": True, "sequence_length": length}
+    settings = {"model": model, "batch_size": 1, "micro_batch_size": 1}
+    config = resolve_model(TrainerConfig.model_validate(settings))
+    assert isinstance(config.model, DecoderConfig)
+    paths = {"DATA_URI": options.data, "CHECKPOINT_URI": ".", "RESULTS_URI": "."}
+    environment = Environment.read({name: value for name, value in os.environ.items() if "RANK" not in name} | paths)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = open_data(config, environment, rank=0, ranks=1)
+    try:
+        samples = min(options.samples or data.held_out_samples, data.held_out_samples)
+        return evaluate(load_model(config.model, device), data, samples, device)
+    finally:
+        data.close()
+
+
 def _length(text: str) -> int:
     number = int(text)
     if number < 2:
         raise argparse.ArgumentTypeError("must be 2 or more")
     return number
-
-
-def _with_users_keys(function: Callable[[], T]) -> T:
-    """Call the function; in its errors, keys of a configuration are the arguments of this command."""
-    try:
-        return function()
-    except InputError as error:
-        names = {PATH_KEY: "MODEL", "DATA_URI": "DATA", "config.model.sequence_length": "--sequence-length"}
-        problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in error.problems]
-        raise InputError(problems) from None
 
 
 def _sequence_length(uri: str) -> int:

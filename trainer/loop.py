@@ -98,10 +98,9 @@ def _train(
         snapshot = memory_snapshot(session.results, rank, device, enabled=config.memory.snapshot)
         stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters, snapshot))
         stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
+        is_new_process = session.optimizer is None
         if session.optimizer is None:
             parallelize(model, config, distributed, precision)
-            if model.pretrained is not None:
-                load_weights(model.module, open_model_storage(model.pretrained))
             session.optimizer = build_optimizer(list(model.module.parameters()), config.optimizer)
         parameters, optimizer = list(model.module.parameters()), session.optimizer
         optimizer.zero_grad()  # after a recovery they are parts of the old module
@@ -141,6 +140,10 @@ def _train(
             if resumed_from and not checkpoints.contains(resumed_from):
                 require_remaining_steps(resumed_from, progress.step, config.steps)
             session.content = "complete"
+        # A state has all weights, except those that LoRA has frozen.
+        needs_weights = config.lora is not None or (source is None and resumed_from is None)
+        if is_new_process and model.pretrained is not None and needs_weights:
+            load_weights(model.module, open_model_storage(model.pretrained))
 
         requests, timer = session.requests or JobRequests(environment), StepTimer(device)
         session.requests = requests

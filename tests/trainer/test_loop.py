@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 
 from tests.problems import rejects
 from tests.trainer.conftest import tiny
+from tests.trainer.models.library_models import save_model
 from trainer.checkpoints.reader import read_state_dict
 from trainer.evaluation import compute_validation_loss
 from trainer.failures.watchdog import Watchdog
 from trainer.loop import train
 from trainer.models.decoder import Decoder
-from trainer.settings import Environment
+from trainer.settings import Environment, resolve_model
 from trainer.telemetry.metrics import Metrics
 from trainer.telemetry.profiling import Profiler
 from trainer.telemetry.timing import StepTimer
@@ -181,6 +182,15 @@ def test_finished_run_exports_its_weights(alone: Environment) -> None:
     for name, tensor in load_file(Path(alone.results_uri) / "export/model.safetensors").items():
         saved_name = name if name == "lm_head.weight" else name.removeprefix("model.")
         assert torch.equal(tensor, saved[f"model.{saved_name}"]), name
+
+
+def test_resumed_run_does_not_read_the_pretrained_weights(alone: Environment, tmp_path: Path) -> None:
+    save_model(tmp_path / "model", "llama")
+    model = {"path": str(tmp_path / "model"), "weights": True, "sequence_length": 32}
+    train(resolve_model(tiny(model=model, steps=2)), alone)
+    (tmp_path / "model/model.safetensors").unlink()
+    train(resolve_model(tiny(model=model, steps=3)), alone)
+    assert len(losses(alone)) == 3
 
 
 def test_failed_int8_export_is_logged_and_the_run_succeeds(

@@ -89,10 +89,16 @@ def _meta_model(model: HuggingFaceConfig) -> nn.Module:
     return created
 
 
-def build_empty_model(model: ModelConfig, loss_chunk_tokens: int | None = None) -> nn.Module:
-    """Return the model in host memory with uninitialized weights."""
+def build_empty_model(
+    model: ModelConfig,
+    loss_chunk_tokens: int | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Return the model with uninitialized weights. `device`, `dtype`: those of the decoder's weights."""
     config = TrainerConfig.model_validate({"model": model.shape, "memory": {"loss_chunk_tokens": loss_chunk_tokens}})
     module: nn.Module = build(config).module
     # Not by to_empty, which would also replace the buffers.
-    module._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
+    module._apply(lambda tensor: torch.empty_like(tensor, device=device, dtype=dtype) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
     return module

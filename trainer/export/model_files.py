@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from trainer.storage import Storage
 
@@ -17,6 +18,11 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 GENERATION_CONFIG = "generation_config.json"
+
+
+def tokenizer_files_in(folder: Path) -> dict[str, Path]:
+    """Return the files of a tokenizer in a folder by name."""
+    return {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def copy_model_files(

@@ -109,9 +109,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         matrix = weight.detach().to(x.dtype)
         needs_gradient = options.computes_gradients and any(ctx.needs_input_grad)
         loss = torch.zeros((), device=x.device, dtype=torch.float32)
-        x_gradient = torch.empty_like(x) if needs_gradient else None
-        weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if needs_gradient else None
-        bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if needs_gradient and bias is not None else None
+        needs_x, needs_weight, needs_bias = (needs_gradient and needed for needed in ctx.needs_input_grad[:3])
+        x_gradient = torch.empty_like(x) if needs_x else None
+        weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if needs_weight else None
+        bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if needs_bias and bias is not None else None
         statistics, probabilities = (_compiled if options.compiled else _eager)()
         size = options.chunk or x.size(0)
         for start in range(0, x.size(0), size):
@@ -124,10 +125,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if group:
                 log_sum, target_logit = _combine(log_sum, target_logit, group)
             loss += ((log_sum - target_logit) * counted).sum()
-            if x_gradient is not None and weight_gradient is not None:
+            if needs_gradient:
                 gradient = probabilities(logits, log_sum, target_logit, index, is_local, counted)
-                torch.mm(gradient, matrix, out=x_gradient[part])
-                _add_product(weight_gradient, gradient.t(), x[part])
+                if x_gradient is not None:
+                    torch.mm(gradient, matrix, out=x_gradient[part])
+                if weight_gradient is not None:  # with LoRA the weight is frozen
+                    _add_product(weight_gradient, gradient.t(), x[part])
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0, dtype=torch.float32)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)

@@ -59,7 +59,7 @@ def _download(name: str, *, weights: bool) -> str:
 
 def read_config(location: str) -> dict[str, Any]:
     """Return the content of config.json. Raises InputError if it does not exist or is no JSON object."""
-    content = open_storage(location, PATH_KEY).read(CONFIG)
+    content = open_model_storage(location).read(CONFIG)
     if content is None:
         raise _error(location, f"has no {CONFIG}", "Set it to the folder of a model", "model_config_missing")
     try:
@@ -136,8 +136,7 @@ def resolve_decoder(model: DecoderConfig) -> DecoderConfig:
     Raises InputError if the model cannot be read, or if a key that is set has another value there.
     """
     location = locate(model)
-    storage = open_storage(location, PATH_KEY)
-    storage.require()
+    open_model_storage(location).require()
     shape = decoder_settings(read_config(location), location, model.sequence_length)
     resolved = DecoderConfig.model_validate({**shape, "path": location, "sequence_length": model.sequence_length})
     problems = [

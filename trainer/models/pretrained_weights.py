@@ -55,14 +55,14 @@ def load_weights(module: nn.Module, storage: Storage) -> None:
     weight is missing or has another size, OSError if the storage fails.
     """
     reader = SafetensorsReader(storage)
-    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # of a single process
     targets = {
         transformers_name(name): parameter.detach()
         for name, parameter in module.named_parameters()
         if not is_adapter(name)
     }
     _require_weights(targets, reader.read_metadata().state_dict_metadata, storage)
-    load(targets, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of torch, in a single process
+        load(targets, storage_reader=reader, no_dist=True)
 
 
 def _require_weights(targets: Mapping[str, Tensor], entries: Mapping[str, Any], storage: Storage) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.export.model_files import TOKENIZER_FILES
+from trainer.export.model_files import tokenizer_files_in
 from trainer.prepare.conversations import ChatTokenizer, read_conversations
 from trainer.prepare.dataset import Request, Result, build_dataset, upload_shard
 from trainer.prepare.documents import FilePart, ReadOptions
@@ -142,8 +142,7 @@ def _read_template(file: Path | None) -> str | None:
 
 def _tokenizer_files(options: ChatOptions) -> dict[str, Path]:
     """Return the files of the tokenizer by their names in the dataset."""
-    folder = Path(options.text.tokenizer)
-    files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
+    files = tokenizer_files_in(Path(options.text.tokenizer))
     if options.chat_template is not None:
         files[TEMPLATE_FILE] = options.chat_template
     return files

@@ -76,6 +76,10 @@ class ChatTokenizer:
             tokenizer.chat_template = self.template
         return tokenizer
 
+    @cached_property
+    def _added_tokens(self) -> Tokens:
+        return np.array(list(self._tokenizer.added_tokens_decoder), dtype=np.uint32)
+
     def require(self) -> None:
         """Raise InputError if the folder has no tokenizer, or if there is no chat template."""
         if not (self.folder / "tokenizer.json").is_file():
@@ -121,7 +125,7 @@ class ChatTokenizer:
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         tokens = np.array(encoded["input_ids"], dtype=np.uint32)
         starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
-        special = np.isin(tokens, list(self._tokenizer.added_tokens_decoder))
+        special = np.isin(tokens, self._added_tokens)
         has_loss = np.zeros(len(tokens), dtype=bool)
         for start, stop in responses:
             first, last = np.searchsorted(starts, [start, stop])

@@ -15,7 +15,8 @@ Tokens = npt.NDArray[np.uint32]
 def pack(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
     """Return the rows: for each, the numbers of the items in it. No length is above `row_tokens`.
 
-    Best fit decreasing: each item, the longest first, goes to the row with the least remaining space that it fits into.
+    Best fit decreasing: each item, the longest first, is put into the row with the least remaining space in which it
+    fits.
     """
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []  # remaining tokens of rows that are not full, and the row, sorted

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainer.export.model_files import TOKENIZER_FILES
+from trainer.export.model_files import tokenizer_files_in
 from trainer.prepare.documents import Document
 from trainyard.errors import InputError, Problem
 
@@ -237,8 +237,7 @@ def tokenizer_files(vocabulary: Vocabulary, source: Path | None) -> dict[str, Pa
         return {}
     files = {TOKENIZER_FILE: vocabulary.file}
     if source is not None and (config := source.with_name("tokenizer_config.json")).is_file():
-        others = (source.with_name(name) for name in TOKENIZER_FILES if name != TOKENIZER_FILE)
-        return files | {file.name: file for file in others if file.is_file()}
+        return tokenizer_files_in(source.parent) | files
     tokenizer = load(vocabulary.file)
     special = {"eos_token": vocabulary.end, "bos_token": vocabulary.start, "mask_token": vocabulary.mask}
     names = {key: tokenizer.id_to_token(token) for key, token in special.items() if token is not None}

@@ -104,6 +104,16 @@ def test_no_targets_have_zero_loss_and_gradient() -> None:
     assert not x.grad.any()
 
 
+def test_frozen_weight_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, weight, targets), (x_frozen, frozen, _) = samples(), samples()
+    next_token_loss(x, weight, targets, 4).backward()  # type: ignore[no-untyped-call]
+    products: list[object] = []
+    monkeypatch.setattr(loss_module, "_add_product", lambda *values: products.append(values))
+    next_token_loss(x_frozen, frozen.requires_grad_(False), targets, 4).backward()  # type: ignore[no-untyped-call]
+    assert products == []
+    torch.testing.assert_close(x_frozen.grad, x.grad, rtol=0, atol=0)
+
+
 def test_evaluation_computes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     products: list[object] = []
     monkeypatch.setattr(loss_module, "_add_product", lambda *values: products.append(values))

@@ -1,7 +1,6 @@
 """Metrics of rank 0 in the file, the log, TensorBoard and Prometheus."""
 
 import math
-import threading
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from tests.metrics import metric
 from tests.trainer.conftest import tiny
+from tests.trainer.telemetry.blocked_storage import BlockedStorage
 from trainer.settings import Environment
 from trainer.step import StepFlags, StepOutcome
 from trainer.storage import LocalStorage, Storage
@@ -134,22 +134,16 @@ def test_failed_upload_is_logged(alone: Environment, caplog: pytest.LogCaptureFi
 def test_training_and_exit_do_not_wait_for_a_blocked_upload(
     alone: Environment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    response, uploads = threading.Event(), []
-
-    class Blocked(LocalStorage):
-        def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
-            uploads.append((key, threads))
-            response.wait(60)
-
+    storage = BlockedStorage()
     monkeypatch.setattr(metrics, "UPLOAD_TIMEOUT_SECONDS", 0.1)
-    recorder = record_steps(alone, [2.0], Blocked("s3", "RESULTS_URI"))
+    recorder = record_steps(alone, [2.0], storage)
     for step in (1, 2):
         recorder.record_checkpoint(f"s3://runs/c/step-{step:08d}/", publish=True)
     recorder.finish()
-    ((_, threads),) = uploads  # one at a time
+    ((_, threads),) = storage.uploads  # one at a time
     assert not threads  # the process would wait for them
     assert "metrics not uploaded: s3/ did not respond within 0 s" in caplog.text
-    response.set()
+    storage.response.set()
 
 
 def test_log_has_one_line_per_step(alone: Environment, caplog: pytest.LogCaptureFixture) -> None:

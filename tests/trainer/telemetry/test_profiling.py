@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.telemetry.blocked_storage import BlockedStorage
 from trainer.settings import Environment
 from trainer.storage import LocalStorage
 from trainer.telemetry import profiling
@@ -102,25 +102,21 @@ def test_trace_that_cannot_be_saved_is_logged(alone: Environment, caplog: pytest
 def test_training_and_exit_do_not_wait_for_a_blocked_storage(
     alone: Environment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    response, uploads = threading.Event(), []
-
-    class Blocked(LocalStorage):
-        def upload(self, source: Path, key: str, *, threads: bool = True) -> None:
-            uploads.append((key, threads))
-            response.wait(60)
-
+    storage = BlockedStorage()
     monkeypatch.setattr(profiling, "UPLOAD_TIMEOUT_SECONDS", 0.1)
-    profiler = Profiler(ProfileConfig(first_step=1, steps=1), alone, Blocked("s3", "R"), torch.device("cpu"))
+    profiler = Profiler(ProfileConfig(first_step=1, steps=1), alone, storage, torch.device("cpu"))
     with profiler.step(1):
         pass
     profiler.complete_step(1)
     assert not profiler.is_tracing
     profiler.wait_for_uploads()
     assert "not saved within 0 s: step-00000001-rank-00000.trace.json.gz" in caplog.text
-    response.set()
+    storage.response.set()
     monkeypatch.setattr(profiling, "UPLOAD_TIMEOUT_SECONDS", 60)
     profiler.wait_for_uploads()
-    assert uploads == [("profiles/step-00000001-rank-00000.trace.json.gz", False)]  # the process would wait for threads
+    assert storage.uploads == [
+        ("profiles/step-00000001-rank-00000.trace.json.gz", False)
+    ]  # the process would wait for threads
 
 
 def test_failed_step_discards_its_trace(alone: Environment) -> None:
