@@ -30,6 +30,7 @@ def write_plans() -> list[str]:
     addresses = []
     for stack in STACKS:
         config = yaml.safe_load((ROOT / f"stacks/Pulumi.{stack}.yaml").read_text())["config"]
+        config["trainyard:cluster"]["job"]["builtin_corpus"] = True  # the account has no uploaded dataset
         plan = plan_of(up(config, stack, ROOT, account=StaticAccount()))
         (PLANS / f"{stack}.json").write_text(json.dumps(plan, indent=1))
         addresses += [resource["address"] for resource in plan["planned_values"]["root_module"]["resources"]]
