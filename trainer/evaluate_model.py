@@ -28,6 +28,8 @@ from trainyard.errors import InputError, Problem
 from trainyard.log import configure_logging
 from trainyard.models.dataset import TokenDataset
 
+_UNSUPPORTED = ("model_type_unsupported", "model_feature_unsupported")  # codes of models that the decoder can't compute
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer evaluate", description="Evaluate a model on held-out samples.")
     parser.add_argument("model", metavar="MODEL", help="folder, s3:// URI or hub name of a model")
     parser.add_argument("data", metavar="DATA", help="folder or s3:// URI of a dataset")
-    parser.add_argument("--samples", type=int, help="number of held-out samples; default: all")
+    parser.add_argument("--samples", type=_positive, help="number of held-out samples; default: all")
     parser.add_argument(
         "--sequence-length", type=_length, help="tokens per sample; default: that of the dataset's rows"
     )
@@ -117,6 +119,8 @@ def main(arguments: Sequence[str]) -> int:
     except InputError as error:  # keys of a configuration are the arguments of this command
         names = {PATH_KEY: "MODEL", "DATA_URI": "DATA", "config.model.sequence_length": "--sequence-length"}
         problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in error.problems]
+        fix = "Evaluate it with a program that runs models of transformers, such as lm-eval"
+        problems = [replace(each, fix=fix) if each.code in _UNSUPPORTED else each for each in problems]
         raise InputError(problems) from None
     except OSError as error:
         print(error, file=sys.stderr)
@@ -136,10 +140,18 @@ def _evaluate(options: argparse.Namespace) -> Evaluation:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = open_data(config, environment, rank=0, ranks=1)
     try:
+        data.require_vocabulary_fits(config.model.vocabulary, config.model)
         samples = min(options.samples or data.held_out_samples, data.held_out_samples)
         return evaluate(load_model(config.model, device), data, samples, device)
     finally:
         data.close()
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
 
 
 def _length(text: str) -> int:

@@ -115,7 +115,7 @@ def _train(
             model=model.module,
             optimizer=optimizer,
             progress=progress,
-            shape=config.shape,
+            shape=session.shape,
             order=data.order,
             batch_size=config.batch_size,
             scaler=loss_scale.state,

@@ -3,7 +3,7 @@
 import hashlib
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ from trainer.data import Data, open_data
 from trainer.job_requests import JobRequests
 from trainer.models import build
 from trainer.models.model import Model
+from trainer.models.pretrained import open_model_storage
+from trainer.models.pretrained_weights import SafetensorsReader
 from trainer.precision import Precision
 from trainer.recovery.agreement import Agreement, RecoveryError
 from trainer.recovery.state_transfer import transfer_state
@@ -21,6 +23,7 @@ from trainer.step import StepOutcome
 from trainer.storage import Storage, open_storage
 from trainer.telemetry.metrics import Metrics
 from trainyard.config.training import TrainerConfig
+from trainyard.errors import InputError, Problem
 from trainyard.models.failure_messages import PEER_LOST
 
 
@@ -31,6 +34,7 @@ class Session:
     results: Storage
     data: Data
     model: Model
+    shape: dict[str, Any]  # the model's configuration in checkpoints, as JSON values
     precision: Precision
     stack: ExitStack  # closed at the end of the job
     progress: Progress = field(default_factory=Progress)
@@ -70,8 +74,16 @@ def open_session(config: TrainerConfig, environment: Environment, device: torch.
     data = open_data(config, environment, rank=layout.data_rank(rank), ranks=layout.data)
     stack.callback(data.close)
     model = build(config, layout.stage(rank))
-    data.require_vocabulary_fits(model.vocabulary)
-    return Session(results=results, data=data, model=model, precision=Precision(config, device), stack=stack)
+    data.require_vocabulary_fits(model.vocabulary, config.model)
+    if data.separates_documents and not model.separates_documents:
+        reason = "is not possible with this model, whose attention or state connects the documents of a sequence"
+        problem = Problem("config.data.separate_documents", True, reason, "Set it to false", "documents_not_separable")
+        raise InputError([problem])
+    shape = config.shape
+    if config.lora is not None and model.pretrained is not None:
+        shape["lora"]["base"] = SafetensorsReader(open_model_storage(model.pretrained)).fingerprint()
+    precision = Precision(config, device)
+    return Session(results=results, data=data, model=model, shape=shape, precision=precision, stack=stack)
 
 
 def seed_step(config: TrainerConfig, rank: int, step: int) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from tests.problems import rejects
 from tests.trainer.conftest import ROOT, TINY, Job, tiny
 from trainer.data import open_data
+from trainer.session import open_session
 from trainer.settings import Environment, load_config
 from trainer.storage import open_storage
 from trainyard.config.training.models import HuggingFaceConfig
@@ -249,6 +251,19 @@ def test_invalid_uri_is_reported(uri: str, code: str, alone: Environment, s3: An
 def test_folder_without_a_dataset_is_reported(alone: Environment, tmp_path: Path) -> None:
     with rejects("dataset_index_missing", "DATA_URI", str(tmp_path)):
         open_location("data_uri", replace(alone, data_uri=str(tmp_path)))
+
+
+def test_model_that_does_not_separate_documents_is_refused(alone: Environment, dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "data")
+    index = json.loads((dataset / INDEX).read_text())
+    (tmp_path / "data" / INDEX).write_text(json.dumps(index | {"end": ord("\n")}))
+    environment = replace(alone, data_uri=str(tmp_path / "data"))
+    bloom = {"model_type": "bloom", "vocab_size": 256, "hidden_size": 32, "n_layer": 1, "n_head": 2}
+    model = {"kind": "hugging_face", "config": bloom, "sequence_length": 32}
+    with ExitStack() as stack:
+        with rejects("documents_not_separable", "config.data.separate_documents"):
+            open_session(tiny(model=model), environment, torch.device("cpu"), stack)
+        open_session(tiny(model=model, data={"separate_documents": False}), environment, torch.device("cpu"), stack)
 
 
 def test_shard_with_another_hash_ends_the_job_in_one_line(job: Callable[..., Job], dataset: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from tests.problems import rejects
 from tests.trainer.conftest import ROOT, TINY
 from tests.trainer.models.library_models import save_model
 from tests.trainer.prepare.chat_models import write_tokenizer
@@ -22,6 +24,7 @@ from trainer.prepare.dataset import Request
 from trainer.prepare.documents import ReadOptions
 from trainer.prepare.partitioning import is_held_out
 from trainer.prepare.tokens import TextOptions
+from trainyard.models.dataset import INDEX
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +145,20 @@ def evaluated(model: Path, folder: Path, capsys: pytest.CaptureFixture[str], sam
     return result
 
 
+def test_model_of_another_vocabulary_is_not_evaluated(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "data", tmp_path / "data")
+    index = json.loads((folder / "data" / INDEX).read_text())
+    (tmp_path / "data" / INDEX).write_text(json.dumps(index | {"vocabulary": 5000}))
+    with rejects("vocabulary_too_large", "DATA"):
+        evaluate_model.main([str(folder / "model"), str(tmp_path / "data")])
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_number_of_evaluated_samples_is_positive(number: str) -> None:
+    with pytest.raises(SystemExit):
+        evaluate_model.main(["model", "data", "--samples", number])
+
+
 def test_evaluation_counts_the_responses_that_are_decoded_exactly(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +194,18 @@ def test_checkpoint_is_merged_into_its_base_later(
     for key, tensor in load_file(tmp_path / "model.safetensors").items():
         torch.testing.assert_close(tensor, merged[key])
     assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_other_base_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"{folder / 'lora'}/checkpoints/step-{STEPS:08d}"
+    shutil.copytree(folder / "model", tmp_path / "base")
+    weights = load_file(tmp_path / "base/model.safetensors")
+    save_file({name: tensor + 0.01 for name, tensor in weights.items()}, tmp_path / "base/model.safetensors")
+    monkeypatch.setattr("sys.argv", ["export", uri, str(tmp_path / "target"), "--base", str(tmp_path / "base")])
+    assert export_command.main() == 2
+    assert "has other weights than the model" in capsys.readouterr().err
 
 
 def test_checkpoint_of_lora_needs_its_base(

@@ -17,7 +17,7 @@ from trainer.data.prefetch import Prefetcher
 from trainer.data.tokens import Masking, TokenSamples
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import ImageModelConfig
+from trainyard.config.training.models import ImageModelConfig, ModelConfig
 from trainyard.models.dataset import Dataset, ImageDataset, Shard, TokenDataset
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Data:
             splits.append((order, _create_loader(samples, order, config, rank, ranks)))
         (order, self._train), (held_out_order, self._held_out) = splits
         self._order, self._seed = order, config.seed
+        self._separates_documents = isinstance(samples, TokenSamples) and samples.separates_documents
         self.held_out_samples = held_out_order.size
         local_ranks = _local_ranks(config, environment, rank, ranks)
         limit = math.inf
@@ -124,6 +125,11 @@ class Data:
         }
 
     @property
+    def separates_documents(self) -> bool:
+        """Whether micro-batches have `cu_seqlens` if a sequence has several documents."""
+        return self._separates_documents
+
+    @property
     def has_conversations(self) -> bool:
         """Whether the samples are rows of conversations, whose responses are the targets."""
         return isinstance(self.index, TokenDataset) and self.index.row_tokens is not None
@@ -133,11 +139,11 @@ class Data:
         """Token ids by their keys in config.json of transformers; empty for images."""
         if not isinstance(self.index, TokenDataset):
             return {}
-        return {"bos_token_id": self.index.start, "eos_token_id": self.index.end}
+        return self.index.special_tokens
 
-    def require_vocabulary_fits(self, limit: int) -> None:
+    def require_vocabulary_fits(self, limit: int, model: ModelConfig) -> None:
         """Raise InputError if the dataset has more than `limit` token ids or classes, the number of the model."""
-        require_vocabulary_fits(self.index, limit, self.storage)
+        require_vocabulary_fits(self.index, limit, model, self.storage)
 
     def close(self) -> None:
         """Stop threads and processes."""

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from trainer.data.disk_space import GIB
 from trainer.storage import Storage
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import ImageModelConfig
+from trainyard.config.training.models import DecoderConfig, ImageModelConfig, ModelConfig
 from trainyard.config.validation_errors import problems_from
 from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import DATASET, INDEX, Dataset, ImageDataset, TokenDataset
@@ -61,20 +61,19 @@ def require_matching_model(index: Dataset, config: TrainerConfig, storage: Stora
             )
 
 
-def require_vocabulary_fits(index: Dataset, limit: int, storage: Storage) -> None:
+def require_vocabulary_fits(index: Dataset, limit: int, model: ModelConfig, storage: Storage) -> None:
     """Raise InputError if the dataset has more than `limit` token ids or classes, the number of the model."""
     if isinstance(index, ImageDataset):
-        size, unit, key = len(index.classes), "classes", "model.classes"
+        size, unit, fix = len(index.classes), "classes", "Raise model.classes"
+    elif not isinstance(model, ImageModelConfig) and model.path is not None:
+        fix = "Prepare the dataset with the tokenizer of the model (--tokenizer)"
+        size, unit = index.vocabulary, "token ids"
     else:
-        size, unit, key = index.vocabulary, "token ids", "model.vocabulary (model.config.vocab_size)"
+        key = "model.vocabulary" if isinstance(model, DecoderConfig) else "model.config.vocab_size"
+        size, unit, fix = index.vocabulary, "token ids", f"Raise {key}"
     if size > limit:
-        raise InputError(
-            [
-                _problem(
-                    storage, f"has {size} {unit}, and the model only {limit}", f"Raise {key}", "vocabulary_too_large"
-                )
-            ]
-        )
+        reason = f"has {size} {unit}, and the model only {limit}"
+        raise InputError([_problem(storage, reason, fix, "vocabulary_too_large")])
 
 
 def require_cache_fits(index: Dataset, config: TrainerConfig, samples: int, streams: int, limit: float) -> None:

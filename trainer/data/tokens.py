@@ -52,7 +52,7 @@ class TokenSamples:
         `separates_documents`: tokens do not attend to other documents, and the last token of a document has no target.
         """
         self._row_tokens, self._end = index.row_tokens, index.end
-        self._separates = separates_documents and (index.end is not None or index.row_tokens is not None)
+        self.separates_documents = separates_documents and (index.end is not None or index.row_tokens is not None)
         self._stride = length if index.row_tokens is None else index.row_tokens
         self.counts = [max(0, (shard.count - (length + 1 - self._stride)) // self._stride) for shard in listed]
         self.samples_per_read = min(_MAX_READ_SAMPLES, max(1, _READ_BYTES // (2 * 8 * length)))
@@ -97,14 +97,14 @@ class TokenSamples:
         # Both are views of the same memory, which is written once.
         tokens = read[0].astype(np.int64)
         successors = tokens[:, 1:]
-        if self._separates and (ends := tokens[:, :-1] == self._end).any():
+        if self.separates_documents and (ends := tokens[:, :-1] == self._end).any():
             successors = np.where(ends, IGNORED, successors)
         return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(successors)
 
     def complete(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return a micro-batch with its documents (`cu_seqlens`), if a sequence has several."""
         tokens, targets = batch[:2]
-        if not self._separates:
+        if not self.separates_documents:
             return tokens, targets
         if self._row_tokens is not None:
             first = batch[2].numpy().copy()

@@ -6,24 +6,28 @@ Runs in one process without GPUs. The exported weights are the fp32 weights of t
 import argparse
 import json
 import sys
+from dataclasses import replace
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.checkpoints.reader import read_state_dict
 from trainer.export.int8_export import export_int8
 from trainer.export.model_config import build_empty_model, export_format, shared_names
-from trainer.export.model_files import copy_model_files
+from trainer.export.model_files import copy_model_files, special_tokens_of
 from trainer.export.safetensors_export import (
     export_adapted_checkpoint,
     export_checkpoint,
     load_exported_weights,
 )
+from trainer.models.pretrained import resolve_decoder
 from trainer.models.pretrained_weights import SafetensorsReader
 from trainer.storage import Storage, open_storage
-from trainyard.config.training.config import LoraConfig
 from trainyard.config.training.models import DecoderConfig, ModelConfig
 from trainyard.errors import InputError, Problem
 from trainyard.log import configure_logging
+
+_OTHER_BASE = "Name the model from which the training started"
 
 
 def export(
@@ -38,49 +42,76 @@ def export(
     """Export the checkpoint at `uri` to `target`.
 
     `tokenizer`: location of the tokenizer's files, such as the dataset. `dtype`: type of the weights; None: float32, or
-    that of `base`. `base`: location of the model that was adapted (LoRA). Raises InputError for an invalid location,
-    OSError if the checkpoint cannot be read.
+    that of `base`. `base`: location of the model that was trained further, whose files are copied; for LoRA also its
+    weights. Raises InputError for an invalid location, OSError if the checkpoint cannot be read.
     """
     source, storage = open_storage(uri, "CHECKPOINT_URI"), open_storage(target, "TARGET")
     source.require()
     storage.require(create=True)
     model, lora = _read_shape(source)
-    if (lora is None) != (base is None):
-        reason = "has low-rank matrices, and not the weights that they adapt" if lora else "has no low-rank matrices"
-        fix = "Name the location of the model with --base" if lora else "Remove --base"
-        raise InputError(
-            [Problem("CHECKPOINT_URI", uri, reason, fix, "base_model_missing" if lora else "base_not_used")]
-        )
-    base_storage = None if base is None else open_storage(base, "--base")
-    if base_storage is not None:
-        base_storage.require()
-    if base is not None and isinstance(model, DecoderConfig):
-        model = model.model_copy(update={"path": base})
-    format = export_format(model, dtype=dtype)
+    tokenizer_storage = None if tokenizer is None else open_storage(tokenizer, "--tokenizer")
+    if lora is not None and base is None:
+        reason = "has low-rank matrices, and not the weights that they adapt"
+        fix = "Name the location of the model with --base"
+        raise InputError([Problem("CHECKPOINT_URI", uri, reason, fix, "base_model_missing")])
+    if base is not None:
+        model = _with_base(model, base)
+    special_tokens = {} if tokenizer_storage is None else special_tokens_of(tokenizer_storage)
+    format = export_format(model, special_tokens, dtype)
     rename, type = format.rename, format.dtype
+    base_storage = None
+    if isinstance(model, DecoderConfig) and model.path is not None:
+        base_storage = open_storage(model.path, "--base")
     if lora is None or base_storage is None:
         export_checkpoint(source.uri, format.config, storage, rename=rename, dtype=type, shared=shared_names(model))
     else:
         reader = SafetensorsReader(base_storage)
-        export_adapted_checkpoint(source.uri, format.config, storage, reader, lora, rename=rename, dtype=type)
-    tokenizer_storage = None if tokenizer is None else open_storage(tokenizer, "--tokenizer")
-    copy_model_files(storage, "", tokenizer_storage, base_storage, {})
+        _require_same_base(reader, base_storage, lora)
+        scaling = lora["alpha"] / lora["rank"]
+        export_adapted_checkpoint(source.uri, format.config, storage, reader, scaling, rename=rename, dtype=type)
+    copy_model_files(storage, "", tokenizer_storage, base_storage, special_tokens)
     if int8:
         whole = build_empty_model(model)
         load_exported_weights(whole, storage, rename=rename, folder="")
         export_int8(whole, format.int8_config(), storage, rename=rename, folder="int8/")
 
 
-def _read_shape(source: Storage) -> tuple[ModelConfig, LoraConfig | None]:
-    """Return the model's configuration in a checkpoint. Raises InputError if it is not one of this trainer."""
+def _read_shape(source: Storage) -> tuple[ModelConfig, dict[str, Any] | None]:
+    """Return the model's configuration in a checkpoint, and that of LoRA with the fingerprint of the base model.
+
+    Raises InputError if it is not a checkpoint of this trainer.
+    """
     try:
         shape = json.loads(read_state_dict(source.uri, {"shape"})["shape"])
-        lora = shape.pop("lora", None)
-        model = TypeAdapter[ModelConfig](ModelConfig).validate_python(shape)
-        return model, None if lora is None else LoraConfig.model_validate(lora)
+        lora: dict[str, Any] | None = shape.pop("lora", None)
+        return TypeAdapter[ModelConfig](ModelConfig).validate_python(shape), lora
     except (KeyError, ValidationError):
         reason, fix = "is not a checkpoint of this trainer", "Set it to the URI of a checkpoint"
         raise InputError([Problem("CHECKPOINT_URI", source.uri, reason, fix, "not_a_checkpoint")]) from None
+
+
+def _with_base(model: ModelConfig, base: str) -> ModelConfig:
+    """Return the model of a checkpoint with `base` as its path. Raises InputError if the base has another shape."""
+    if not isinstance(model, DecoderConfig):
+        reason, fix = f"is for the decoder, and this model is of kind {model.kind}", "Remove it"
+        raise InputError([Problem("--base", base, reason, fix, "base_not_used")])
+    try:
+        resolved = resolve_decoder(DecoderConfig(path=base, weights=True, sequence_length=model.sequence_length))
+    except InputError as error:
+        raise InputError([replace(problem, key="--base") for problem in error.problems]) from None
+    trained, actual = model.shape, resolved.shape
+    differences = [key for key in trained if key != "preset" and trained[key] != actual.get(key)]
+    if differences:
+        key = differences[0]
+        reason = f"has {key} {actual.get(key)!r}, and the checkpoint {trained[key]!r}"
+        raise InputError([Problem("--base", base, reason, _OTHER_BASE, "base_model_mismatch")])
+    return resolved
+
+
+def _require_same_base(reader: SafetensorsReader, storage: Storage, lora: dict[str, Any]) -> None:
+    if reader.fingerprint() != lora["base"]:
+        reason = "has other weights than the model to which the checkpoint adapts"
+        raise InputError([Problem("--base", storage.uri, reason, _OTHER_BASE, "base_model_mismatch")])
 
 
 def main() -> int:
@@ -90,7 +121,12 @@ def main() -> int:
     parser.add_argument("target", metavar="TARGET", help="folder or s3:// URI to write to")
     parser.add_argument("--int8", action="store_true", help="also export int8 linear layers, to TARGET/int8/")
     parser.add_argument("--tokenizer", metavar="URI", help="copy the tokenizer's files from here, such as the dataset")
-    parser.add_argument("--base", metavar="URI", help="folder or s3:// URI of the base model, for a checkpoint of LoRA")
+    parser.add_argument(
+        "--base",
+        metavar="URI",
+        help="folder, s3:// URI or hub name of the model in model.path of the training: its config.json, "
+        "tokenizer and, for LoRA, weights",
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
     arguments = parser.parse_args()
     configure_logging("trainer")

@@ -4,7 +4,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainer.data.index import read_index
 from trainer.storage import Storage
+from trainyard.models.dataset import INDEX, TokenDataset
 
 # Files that transformers and vLLM read with a tokenizer.
 TOKENIZER_FILES = (
@@ -23,6 +25,20 @@ GENERATION_CONFIG = "generation_config.json"
 def tokenizer_files_in(folder: Path) -> dict[str, Path]:
     """Return the files of a tokenizer in a folder by name."""
     return {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
+
+
+def special_tokens_of(storage: Storage) -> dict[str, int | None]:
+    """Return the ids of special tokens by their keys in config.json, of a dataset or a model; empty if unknown.
+
+    Raises InputError for an invalid index of a dataset.
+    """
+    if storage.exists(INDEX):
+        index = read_index(storage)
+        return index.special_tokens if isinstance(index, TokenDataset) else {}
+    if (content := storage.read("config.json")) is None:
+        return {}
+    config = json.loads(content)
+    return {key: config.get(key) for key in ("bos_token_id", "eos_token_id")}
 
 
 def copy_model_files(

@@ -23,9 +23,8 @@ from trainer.checkpoints.failures import on_all_ranks, retry
 from trainer.checkpoints.files import read_metadata
 from trainer.checkpoints.reader import read_state_dict
 from trainer.models.lora import is_adapter, lora_layers, merged_weight
-from trainer.models.pretrained_weights import SafetensorsReader
+from trainer.models.pretrained_weights import SafetensorsReader, require_weights
 from trainer.storage import Storage
-from trainyard.config.training.config import LoraConfig
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -169,7 +168,7 @@ def export_adapted_checkpoint(
     config: Mapping[str, Any],
     storage: Storage,
     base: SafetensorsReader,
-    lora: LoraConfig,
+    scaling: float,
     *,
     rename: Rename,
     dtype: torch.dtype,
@@ -177,16 +176,19 @@ def export_adapted_checkpoint(
 ) -> None:
     """Export the weights of `base`, with the low-rank matrices of a checkpoint merged into them.
 
-    The arguments are those of `export_checkpoint`. Raises OSError if the storage fails.
+    `scaling`: factor of the product of the matrices. The other arguments are those of `export_checkpoint`. Raises
+    InputError if the base has no weight of a matrix's name and size, OSError if the storage fails.
     """
-    state = read_state_dict(uri)
-    matrices = {name.removeprefix("model."): tensor for name, tensor in state.items() if is_adapter(name)}
+    saved = retry(lambda: read_metadata(uri), "reading", uri, pauses_seconds=()).state_dict_metadata
+    state = read_state_dict(uri, {name for name in saved if name.startswith("model.") and is_adapter(name)})
+    matrices = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     adapted = {
         rename(name.replace(".lora_A.", ".")): (tensor, matrices[name.replace(".lora_A.", ".lora_B.")])
         for name, tensor in matrices.items()
         if ".lora_A." in name
     }
     entries = base.read_metadata().state_dict_metadata
+    require_weights({name: (len(b), a.size(1)) for name, (a, b) in adapted.items()}, entries, base.storage, "--base")
     sizes = {
         name: entry.size.numel() * dtype.itemsize
         for name, entry in entries.items()
@@ -196,7 +198,7 @@ def export_adapted_checkpoint(
     def read(names: Sequence[str]) -> dict[str, Tensor]:
         content = {name: base.read_tensor(name) for name in names}
         for name in adapted.keys() & set(names):
-            content[name] = merged_weight(content[name], *adapted[name], lora.alpha / lora.rank)
+            content[name] = merged_weight(content[name], *adapted[name], scaling)
         return {name: tensor.to(dtype) for name, tensor in content.items()}
 
     _write_files(sizes, read, config, storage, limit)

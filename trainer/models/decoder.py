@@ -186,7 +186,7 @@ class Decoder(nn.Module):
         length = x.size(1) if self.first else self.config.sequence_length  # with tensor parallelism x has a part of it
         if self.first:
             x = self.embed_tokens(x)
-        documents = None if cu_seqlens is None else document_mask(cu_seqlens, x, length)
+        documents = None if cu_seqlens is None else document_mask(cu_seqlens, x, length, self.config.head_size)
         for block in self.layers.values():
             x = block(x, self.table, documents)
         if not self.last:

@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from trainer.models.documents import same_document
+from trainer.models.documents import positions_in_documents, same_document
 from trainer.models.loss import cross_entropy, next_token_loss
 from trainer.models.model import Model, find_blocks
 from trainer.telemetry.flops import language_model_flops
@@ -44,12 +44,15 @@ class LanguageModel(nn.Module):
         self._loss_chunk_tokens, self._compiles_loss = loss_chunk_tokens, compiles_loss
         self.has_linear_head = _has_linear_head(model)
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.model.parameters()).device
+
     def forward(self, tokens: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return the loss, nats per token (`next_token_loss`). `cu_seqlens`: documents, see `document_mask`."""
         inner: Any = self.model
-        inputs: dict[str, Tensor] = {"input_ids": tokens}
-        if cu_seqlens is not None:
-            inputs["attention_mask"] = self._attention_mask(tokens, cu_seqlens)
+        inputs = self.inputs(tokens, cu_seqlens)
         if self.has_linear_head:
             head = inner.get_output_embeddings()
             hidden = _head_input(head, inner, inputs)
@@ -63,12 +66,46 @@ class LanguageModel(nn.Module):
             )
         return cross_entropy(inner(**inputs).logits, targets)
 
+    def inputs(self, tokens: Tensor, cu_seqlens: Tensor | None) -> dict[str, Tensor]:
+        """Return the arguments of the transformers model.
+
+        A causal model masks attention between documents if positions start again (`masking_utils` of transformers).
+        """
+        if cu_seqlens is None:
+            return {"input_ids": tokens}
+        if self._is_causal:
+            return {"input_ids": tokens, "position_ids": positions_in_documents(cu_seqlens, *tokens.shape)}
+        return {"input_ids": tokens, "attention_mask": self._attention_mask(tokens, cu_seqlens)}
+
+    @torch.no_grad()
+    def separates_documents(self) -> bool:
+        """Whether no token has an effect on other documents: tested with two sequences of two documents.
+
+        A few models ignore positions, have a state that passes from token to token, or apply no window with a mask.
+        """
+        config = getattr(self.model, "config", None)
+        has_window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None)
+        if has_window and not self._is_causal:
+            return False
+        tokens = torch.tensor([[0, 1, 0, 1], [1, 0, 0, 1]], device=self.device)  # the second documents are equal
+        sequences, documents = (torch.arange(0, 9, size, dtype=torch.int32, device=self.device) for size in (4, 2))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            unmasked, whole, separate = (
+                self.model(**self.inputs(tokens, cu_seqlens)).logits for cu_seqlens in (None, sequences, documents)
+            )
+        except (TypeError, ValueError, RuntimeError, IndexError):  # it does not accept the arguments
+            return False
+        finally:
+            self.model.train(was_training)
+        effect, remaining = ((logits[0, 2:] - logits[1, 2:]).abs().max() for logits in (unmasked, separate))
+        return bool(remaining <= 1e-3 * effect) and torch.allclose(whole, unmasked, rtol=1e-4, atol=1e-5)
+
     def _attention_mask(self, tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return a mask (batch, 1, length, length): 0 for tokens that may attend to each other, else the minimum."""
         batch, length = tokens.shape
         allowed = same_document(cu_seqlens, batch, length, tokens.device)
-        if self._is_causal:
-            allowed = allowed.tril()
         device = tokens.device.type
         dtype = next(self.model.parameters()).dtype
         if torch.is_autocast_enabled(device):
@@ -100,6 +137,7 @@ def build_language_model(
         vocabulary=library_config.vocab_size,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         flops=_flops(inner, library_config, config),
+        separates_documents=module.separates_documents(),
     )
 
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from trainer.storage import Storage, open_storage
 from trainyard.config.training.models import MODEL_PATH, DecoderConfig, HuggingFaceConfig, LanguageModelConfig
 from trainyard.errors import InputError, Problem
@@ -41,7 +43,7 @@ def _download(name: str, *, weights: bool) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    patterns = [*_FILES, *(["*.safetensors"] if weights else [])]
+    patterns = [*_FILES, *(["model*.safetensors"] if weights else [])]  # without those of other formats
     try:
         return str(snapshot_download(name, allow_patterns=patterns))
     except GatedRepoError:
@@ -138,7 +140,13 @@ def resolve_decoder(model: DecoderConfig) -> DecoderConfig:
     location = locate(model)
     open_model_storage(location).require()
     shape = decoder_settings(read_config(location), location, model.sequence_length)
-    resolved = DecoderConfig.model_validate({**shape, "path": location, "sequence_length": model.sequence_length})
+    try:
+        resolved = DecoderConfig.model_validate({**shape, "path": location, "sequence_length": model.sequence_length})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the sizes of the heads"
+        reason = f"its {CONFIG} has a value that the built-in decoder does not compute: {where}: {first['msg']}"
+        raise _error(location, reason, "Set kind: hugging_face", "model_feature_unsupported") from None
     problems = [
         Problem(
             f"config.model.{key}",
@@ -158,7 +166,8 @@ def resolve_decoder(model: DecoderConfig) -> DecoderConfig:
 def transformers_config(model: DecoderConfig, special_tokens: dict[str, int | None]) -> dict[str, Any]:
     """Return config.json with which transformers and vLLM load the decoder's weights.
 
-    `special_tokens`: keys such as eos_token_id. The keys are those of published models, which all versions read.
+    `special_tokens`: keys such as eos_token_id; unknown tokens are null, because the defaults of transformers are those
+    of another vocabulary. The keys of the result are those of published models, which all versions read.
     """
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     scaling = None
@@ -182,6 +191,8 @@ def transformers_config(model: DecoderConfig, special_tokens: dict[str, int | No
         "tie_word_embeddings": model.tie_embeddings,
         "hidden_act": "silu",
         "initializer_range": 0.02,
+        "bos_token_id": None,
+        "eos_token_id": None,
         **special_tokens,
     }
     if model.architecture == "mistral":

@@ -1,5 +1,6 @@
 """Reads weights in the safetensors format from a folder or S3 into a parallelized model, each rank its own part."""
 
+import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from trainer.checkpoints.failures import retry
 from trainer.models.lora import is_adapter
 from trainer.models.pretrained import PATH_KEY, transformers_name
 from trainer.storage import Storage
@@ -29,6 +31,8 @@ from trainyard.errors import InputError, Problem
 
 _MAX_READ_BYTES = 256 * 2**20
 _THREADS = 8
+_INDEX = "model.safetensors.index.json"
+_FINGERPRINT_TENSORS, _FINGERPRINT_BYTES = 64, 4096
 _LENGTH_BYTES = 8  # of the length of the header, at the start of a file
 # Names of types in the format, see github.com/huggingface/safetensors.
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -52,7 +56,7 @@ def load_weights(module: nn.Module, storage: Storage) -> None:
     """Fill the parameters of a decoder, or of this rank's stage and shards, from safetensors files, in place.
 
     Low-rank matrices are not filled. A rank reads the rows of its shards only, 256 MiB at once. Raises InputError if a
-    weight is missing or has another size, OSError if the storage fails.
+    weight is missing or has another size, OSError if the storage fails for minutes.
     """
     reader = SafetensorsReader(storage)
     targets = {
@@ -60,30 +64,37 @@ def load_weights(module: nn.Module, storage: Storage) -> None:
         for name, parameter in module.named_parameters()
         if not is_adapter(name)
     }
-    _require_weights(targets, reader.read_metadata().state_dict_metadata, storage)
+    entries = reader.read_metadata().state_dict_metadata
+    require_weights({name: tuple(target.size()) for name, target in targets.items()}, entries, storage, PATH_KEY)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of torch, in a single process
         load(targets, storage_reader=reader, no_dist=True)
 
 
-def _require_weights(targets: Mapping[str, Tensor], entries: Mapping[str, Any], storage: Storage) -> None:
+def require_weights(
+    shapes: Mapping[str, tuple[int, ...]], entries: Mapping[str, Any], storage: Storage, key: str
+) -> None:
+    """Raise InputError, for the setting `key`, unless the files have all weights of these names and shapes.
+
+    `entries`: tensors of the files by name, from `SafetensorsReader.read_metadata`.
+    """
     problems = []
-    for name, target in targets.items():
+    for name, shape in shapes.items():
         entry = entries.get(name)
         if not isinstance(entry, TensorStorageMetadata):
             problems.append(f"has no weight {name}")
-        elif entry.size != target.size():
-            problems.append(f"has {name} of shape {tuple(entry.size)}, and config.json requires {tuple(target.size())}")
+        elif tuple(entry.size) != shape:
+            problems.append(f"has {name} of shape {tuple(entry.size)}, and the model requires {shape}")
     if problems:
         more = f", and {len(problems) - 1} more such weights" if len(problems) > 1 else ""
         fix = "Use all safetensors files that belong to this config.json"
-        raise InputError([Problem(PATH_KEY, storage.uri, problems[0] + more, fix, "model_weights_mismatch")])
+        raise InputError([Problem(key, storage.uri, problems[0] + more, fix, "model_weights_mismatch")])
 
 
 class SafetensorsReader(StorageReader):
     """A reader of torch.distributed.checkpoint for safetensors files. torch's own reader reads local files only."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        self.storage = storage
         self._tensors: dict[str, _Tensor] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -95,10 +106,13 @@ class SafetensorsReader(StorageReader):
         return False
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """Return the names, types and sizes of all tensors, from the headers of the files."""
+        """Return the names, types and sizes of all tensors, from the headers of the files.
+
+        The files are those in the index, or else `model.safetensors`, or else all. Raises InputError if several files
+        have a tensor of the same name.
+        """
         if not self._tensors:
-            keys = sorted(key for key in self._storage.sizes("") if "/" not in key and key.endswith(".safetensors"))
-            self._tensors = {name: tensor for key in keys for name, tensor in self._read_header(key)}
+            self._tensors = self._read_headers()
         entries = {
             name: TensorStorageMetadata(
                 TensorProperties(dtype=tensor.type),
@@ -109,9 +123,29 @@ class SafetensorsReader(StorageReader):
         }
         return Metadata(state_dict_metadata=dict(entries), storage_data={MetadataIndex(name): name for name in entries})
 
+    def _read_headers(self) -> dict[str, _Tensor]:
+        if (index := self.storage.read(_INDEX)) is not None:
+            file_by_tensor: dict[str, str] = json.loads(index)["weight_map"]
+            keys = sorted(set(file_by_tensor.values()))
+        else:
+            file_by_tensor = {}
+            present = sorted(key for key in self.storage.sizes("") if "/" not in key and key.endswith(".safetensors"))
+            keys = [key for key in present if key == "model.safetensors"] or present
+        tensors: dict[str, _Tensor] = {}
+        for key in keys:
+            for name, tensor in self._read_header(key):
+                if file_by_tensor.get(name, key) != key:
+                    continue
+                if name in tensors:
+                    reason = f"has {name} in two files, {tensors[name].key} and {key}"
+                    fix = f"Remove the file that does not belong to the model, or add {_INDEX}"
+                    raise InputError([Problem(PATH_KEY, self.storage.uri, reason, fix, "duplicate_weight")])
+                tensors[name] = tensor
+        return tensors
+
     def _read_header(self, key: str) -> Iterator[tuple[str, _Tensor]]:
-        length = int.from_bytes(self._storage.read_range(key, 0, _LENGTH_BYTES), "little")
-        header = json.loads(self._storage.read_range(key, _LENGTH_BYTES, _LENGTH_BYTES + length))
+        length = int.from_bytes(self._read_range(key, 0, _LENGTH_BYTES), "little")
+        header = json.loads(self._read_range(key, _LENGTH_BYTES, _LENGTH_BYTES + length))
         for name, entry in header.items():
             if name != "__metadata__" and entry["dtype"] in _TYPES:
                 start = _LENGTH_BYTES + length + entry["data_offsets"][0]
@@ -128,10 +162,31 @@ class SafetensorsReader(StorageReader):
         """Return the plans unchanged."""
         return plans
 
+    def fingerprint(self) -> str:
+        """Return a digest of parts of the weights, by which models of the same shape differ."""
+        self.read_metadata()
+        names = sorted(self._tensors)
+        names = names[:: max(1, len(names) // _FINGERPRINT_TENSORS)]
+        digest = hashlib.sha256()
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="fingerprint") as threads:
+            for name, content in zip(names, threads.map(self._read_middle, names), strict=True):
+                digest.update(f"{name} {self._tensors[name].type}".encode() + content)
+        return f"sha256:{digest.hexdigest()[:16]}"
+
+    def _read_middle(self, name: str) -> bytes:
+        tensor = self._tensors[name]
+        size = tensor.shape[0] * tensor.row_bytes
+        start = max(0, (size - _FINGERPRINT_BYTES) // 2)
+        return self._read_range(tensor.key, tensor.start + start, tensor.start + min(size, start + _FINGERPRINT_BYTES))
+
+    def _read_range(self, key: str, start: int, stop: int) -> bytes:
+        """Read bytes of a file, and again after a failure of the storage."""
+        return retry(lambda: self.storage.read_range(key, start, stop), "reading", self.storage.uri + key)
+
     def read_tensor(self, name: str) -> Tensor:
         """Return a whole tensor. Raises KeyError if the model has none of this name."""
         tensor = self._tensors[name]
-        content = self._storage.read_range(tensor.key, tensor.start, tensor.start + tensor.shape[0] * tensor.row_bytes)
+        content = self._read_range(tensor.key, tensor.start, tensor.start + tensor.shape[0] * tensor.row_bytes)
         return torch.frombuffer(bytearray(content), dtype=tensor.type).view(tensor.shape)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -151,7 +206,7 @@ class SafetensorsReader(StorageReader):
         for row in range(0, rows, at_once):
             stop = min(row + at_once, rows)
             start = tensor.start + (first + row) * tensor.row_bytes
-            content = self._storage.read_range(tensor.key, start, start + (stop - row) * tensor.row_bytes)
+            content = self._read_range(tensor.key, start, start + (stop - row) * tensor.row_bytes)
             part = torch.frombuffer(bytearray(content), dtype=tensor.type).view(stop - row, *tensor.shape[1:])
             for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True), 1):
                 part = part.narrow(dimension, offset, length)

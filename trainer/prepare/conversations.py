@@ -17,6 +17,7 @@ from trainyard.models.dataset import HAS_LOSS, STARTS_DOCUMENT
 
 Message = dict[str, Any]
 _RESPONSE = "assistant"  # role of the messages that the model is trained to write
+_MARK = "\ue000"  # a character for private use: a chat template does not write it itself
 
 
 @dataclass(frozen=True)
@@ -119,26 +120,32 @@ class ChatTokenizer:
     def encode(self, conversation: Conversation, file: SourceFile) -> Tokens:
         """Return the tokens of a conversation, with flags: those of responses have a loss.
 
-        Raises InputError if the template refuses the conversation, or if its responses can't be found in the text.
+        The token that ends a response has a loss, too. Raises InputError if the template refuses the conversation, if
+        its responses can't be found in the text, or if no special token ends them.
         """
         text, responses = self._render(conversation, file)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         tokens = np.array(encoded["input_ids"], dtype=np.uint32)
-        starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
+        starts, ends = np.array(encoded["offset_mapping"], dtype=np.int64).T
         special = np.isin(tokens, self._added_tokens)
         has_loss = np.zeros(len(tokens), dtype=bool)
-        for start, stop in responses:
-            first, last = np.searchsorted(starts, [start, stop])
-            has_loss[first:last] = True
-            if last < len(tokens) and special[last]:  # the token that ends a response
-                has_loss[last] = True
+        for number, start, stop in responses:
+            first, last = np.searchsorted(ends, start, "right"), np.searchsorted(starts, stop)
+            # The model also learns the white space between a response and the token that ends it.
+            while last < len(tokens) and not special[last] and not text[stop : ends[last]].strip():
+                last += 1
+            if last == len(tokens) or not special[last] or text[stop : starts[last]].strip():
+                reason = f"the chat template writes no special token after {_position(conversation, number)}"
+                fix = "Set --chat-template to a template that ends each response with one, such as eos_token"
+                raise InputError([file.problem(reason, fix, "response_without_end")])
+            has_loss[first : last + 1] = True
         has_loss[:1] = False  # nothing predicts the first token
         tokens[has_loss] |= np.uint32(HAS_LOSS)
         tokens[:1] |= np.uint32(STARTS_DOCUMENT)
         return tokens
 
-    def _render(self, conversation: Conversation, file: SourceFile) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text, and the start and stop of the responses in it."""
+    def _render(self, conversation: Conversation, file: SourceFile) -> tuple[str, list[tuple[int, int, int]]]:
+        """Return the text, and of each response the index of its message and its start and stop in the text."""
         messages = conversation.messages
         text = self._apply(messages, conversation, file)
         responses = []
@@ -148,13 +155,17 @@ class ChatTokenizer:
             # What the model gets before it writes this response. A template may change former messages, but in the same
             # way in the whole conversation.
             before = self._apply(messages[:number], conversation, file, add_generation_prompt=True)
-            position = text.find(message["content"].strip(), len(before))
-            if not text.startswith(before) or position < 0:
-                where = f"message {number + 1} of {conversation.position()}"
+            content = message["content"].strip()
+            position = _skip_space(text, len(before))
+            if not text.startswith(content, position):  # the template writes more before it, such as an empty thought
+                marked = [*messages[:number], {**message, "content": _MARK}, *messages[number + 1 :]]
+                position = _skip_space(text, self._apply(marked, conversation, file).find(_MARK))
+            if not text.startswith(before) or not text.startswith(content, position) or position < len(before):
+                where = _position(conversation, number)
                 reason = f"the chat template does not write the text of {where} after the generation prompt"
                 fix = "Set --chat-template to a template that does"
                 raise InputError([file.problem(reason, fix, "response_not_in_text")])
-            responses.append((len(before), position + len(message["content"].strip())))
+            responses.append((number, len(before), position + len(content)))
         return text, responses
 
     def _apply(self, messages: Sequence[Message], conversation: Conversation, file: SourceFile, **options: Any) -> str:
@@ -165,6 +176,15 @@ class ChatTokenizer:
             fix = "Correct the messages, or set --chat-template to another template"
             raise InputError([file.problem(reason, fix, "conversation_refused")]) from None
         return text
+
+
+def _position(conversation: Conversation, number: int) -> str:
+    return f"message {number + 1} of {conversation.position()}"
+
+
+def _skip_space(text: str, position: int) -> int:
+    """Return the position of the first character that is no white space; -1 if `position` is."""
+    return position if position < 0 else len(text) - len(text[position:].lstrip())
 
 
 def _problem(folder: Path, reason: str, fix: str, code: str) -> Problem:

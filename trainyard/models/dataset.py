@@ -66,6 +66,11 @@ class TokenDataset(_Dataset):
                 raise ValueError(f"{shard.key} has no rows of {self.row_tokens} uint32: prepare the dataset again")
         return self
 
+    @property
+    def special_tokens(self) -> dict[str, int | None]:
+        """Token ids by their keys in config.json of transformers."""
+        return {"bos_token_id": self.start, "eos_token_id": self.end}
+
 
 class ImageDataset(_Dataset):
     """A dataset of labelled images. Its shards are WebDataset tar files: `NAME.jpg` or `NAME.png`, then `NAME.cls`."""

@@ -261,10 +261,11 @@ def test_dataset_with_too_large_a_vocabulary_is_rejected(
     environment_for: CreateEnvironment, tmp_path: Path, write: Any, model: dict[str, Any], size: int, value: str
 ) -> None:
     write(tmp_path / "data")
-    data = open_data(config(model=model), environment_for(tmp_path / "data"), rank=0, ranks=1)
+    settings = config(model=model)
+    data = open_data(settings, environment_for(tmp_path / "data"), rank=0, ranks=1)
     try:
-        data.require_vocabulary_fits(size)
+        data.require_vocabulary_fits(size, settings.model)
         with rejects("vocabulary_too_large", value):
-            data.require_vocabulary_fits(size - 1)
+            data.require_vocabulary_fits(size - 1, settings.model)
     finally:
         data.close()

@@ -13,10 +13,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from tests.trainer.checkpoints.states import create_state, open_checkpoints, save_all
+from tests.trainer.models.library_models import save_model
 from trainer.export import __main__ as command
 from trainer.export.model_config import build_empty_model
-from trainer.models.pretrained import transformers_name
-from trainyard.config.training.models import ModelConfig
+from trainer.models.pretrained import resolve_decoder, transformers_name
+from trainyard.config.training.models import DecoderConfig, ModelConfig
+from trainyard.models.dataset import Shard, TokenDataset
 
 DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 32, "sequence_length": 8}
 GPT2 = {
@@ -39,6 +41,7 @@ LLAMA = {
 
 
 def checkpoint(shape: dict[str, Any], folder: Path, group: dist.ProcessGroup) -> tuple[torch.nn.Module, str]:
+    torch.manual_seed(0)  # the errors of int8 depend on the weights
     config = TypeAdapter[ModelConfig](ModelConfig).validate_python(shape)
     model = build_empty_model(config)
     with torch.no_grad():
@@ -92,6 +95,37 @@ def test_exported_decoder_loads_in_transformers(
         parameter.data = parameter.data.bfloat16().float()
     torch.testing.assert_close(exported.float()(tokens).logits, model(tokens), atol=1e-4, rtol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)("b")["input_ids"] == [1]
+
+
+def test_special_tokens_are_those_of_the_dataset(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, uri = checkpoint(DECODER, tmp_path / "checkpoints", group)
+    (tmp_path / "data").mkdir()
+    shard = Shard(key="a.bin", count=9, bytes=9, sha256="0" * 64)
+    dataset = TokenDataset(name="a", source="a", train=(shard,), validation=(shard,), kind="tokens", start=3, end=4)
+    (tmp_path / "data/dataset.json").write_text(dataset.model_dump_json())
+    for name, options in (("with", ["--tokenizer", str(tmp_path / "data")]), ("without", [])):
+        assert run(monkeypatch, uri, str(tmp_path / name), *options) == 0
+    known, unknown = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("with", "without"))
+    assert (known["bos_token_id"], known["eos_token_id"]) == (3, 4)
+    assert (unknown["bos_token_id"], unknown["eos_token_id"]) == (None, None)
+
+
+def test_export_has_the_files_of_the_base(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "base", "qwen3", dtype=torch.bfloat16)
+    shape = resolve_decoder(DecoderConfig(path=str(tmp_path / "base"), sequence_length=8)).shape
+    _, uri = checkpoint(shape, tmp_path / "checkpoints", group)
+    assert run(monkeypatch, uri, str(tmp_path / "target"), "--base", str(tmp_path / "base")) == 0
+    config = json.loads((tmp_path / "target/config.json").read_text())
+    assert (config["max_position_embeddings"], config["eos_token_id"], config["dtype"]) == (64, 2, "bfloat16")
+    assert (tmp_path / "target/generation_config.json").exists()
+    assert load_file(tmp_path / "target/model.safetensors")["lm_head.weight"].dtype == torch.bfloat16
+    save_model(tmp_path / "other", "qwen3", num_hidden_layers=1)
+    assert run(monkeypatch, uri, str(tmp_path / "target"), "--base", str(tmp_path / "other")) == 2
+    assert "has layers 1, and the checkpoint 2" in capsys.readouterr().err
 
 
 def test_exported_hugging_face_model_loads_in_transformers(

@@ -22,13 +22,36 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 8,
     },
+    "mistral": {
+        **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"num_key_value_heads": 2, "sliding_window": 4},
+    },
+    "mixtral": {
+        **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"num_key_value_heads": 2, "num_local_experts": 4},
+    },
+    "opt": {
+        **{
+            "hidden_size": 32,
+            "ffn_dim": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 32,
+        }
+    },
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "mamba": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
+    "modernbert": {
+        **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 1, "bos_token_id": 1, "eos_token_id": 1},
+    },
     "bert": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 
 
 def build(kind: str, **changes: Any) -> LanguageModel:
     config = {"model_type": kind, "vocab_size": 300, **SMALL[kind]}
-    task = "masked" if kind == "bert" else "causal"
+    task = "masked" if "bert" in kind else "causal"
     model = build_language_model(
         HuggingFaceConfig(kind="hugging_face", task=task, config=config, sequence_length=16, **changes),
         loss_chunk_tokens=8,
@@ -38,21 +61,33 @@ def build(kind: str, **changes: Any) -> LanguageModel:
     return model.module.eval()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral", "bert"])
 def test_loss_of_documents_equals_that_of_each_alone(kind: str) -> None:
-    """Llama's positions are relative. Those of GPT-2 and BERT are absolute: only the first document is equal."""
+    """Also with a sliding window (Mistral). Positions of BERT are absolute: only the first document is equal."""
     model = build(kind)
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    tokens, targets = torch.randint(0, 300, (1, 16)), torch.randint(0, 300, (1, 16))
+    tokens, targets = torch.randint(0, 300, (2, 16)), torch.randint(0, 300, (2, 16))
     first = targets.clone()
     first[:, 10:] = IGNORED
-    packed = model(tokens, first, torch.tensor([0, 10, 16], dtype=torch.int32))
+    documents = torch.tensor([0, 10, 16, 26, 32], dtype=torch.int32)
+    packed = model(tokens, first, documents)
     torch.testing.assert_close(packed * 16, model(tokens[:, :10], targets[:, :10]) * 10)
-    if kind == "llama":
-        both = model(tokens, targets, torch.tensor([0, 10, 16], dtype=torch.int32))
+    if kind != "bert":
+        both = model(tokens, targets, documents)
         torch.testing.assert_close(both * 16 - packed * 16, model(tokens[:, 10:], targets[:, 10:]) * 6)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral", "bert", "mixtral"])
+def test_models_that_separate_documents(kind: str) -> None:
+    assert build(kind).separates_documents()
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mamba", "modernbert", "opt"])
+def test_models_that_do_not_separate_documents(kind: str) -> None:
+    """Bloom has no positions, Mamba has a state, a mask turns off ModernBERT's window, and OPT masks padding only."""
+    assert not build(kind).separates_documents()
 
 
 @pytest.mark.parametrize(("kind", "linear"), [("llama", True), ("gpt2", True), ("gemma2", False), ("bert", True)])

@@ -17,7 +17,7 @@ from tests.trainer.models.library_models import MODELS, save_model
 from trainer.models import build
 from trainer.models.decoder import Decoder
 from trainer.models.pretrained import open_model_storage, resolve_decoder, transformers_config
-from trainer.models.pretrained_weights import load_weights
+from trainer.models.pretrained_weights import SafetensorsReader, load_weights
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig
 from trainyard.errors import InputError
@@ -91,6 +91,59 @@ def test_missing_weight_is_named(tmp_path: Path) -> None:
     assert code_of(error) == ("model_weights_mismatch", "has no weight model.layers.1.mlp.up_proj.weight")
 
 
+def test_files_that_are_not_in_the_index_are_ignored(tmp_path: Path) -> None:
+    expected = save_model(tmp_path, "llama", file_bytes="40KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    name, file = next(iter(index["weight_map"].items()))
+    save_file({name: torch.zeros(2)}, tmp_path / "model-00099-of-00099.safetensors")
+    (tmp_path / "consolidated.safetensors").write_bytes((tmp_path / file).read_bytes())
+    assert torch.equal(read(str(tmp_path)).lm_head.weight, expected.lm_head.weight)
+
+
+def test_model_in_one_file_needs_no_index(tmp_path: Path) -> None:
+    expected = save_model(tmp_path, "llama")
+    save_file({"model.norm.weight": torch.zeros(48)}, tmp_path / "consolidated.safetensors")
+    assert torch.equal(read(str(tmp_path)).norm.weight, expected.model.norm.weight)
+
+
+def test_weight_in_two_files_without_an_index_is_an_error(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama", file_bytes="40KB")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    first = min(tmp_path.glob("*.safetensors"))
+    (tmp_path / "other.safetensors").write_bytes(first.read_bytes())
+    with pytest.raises(InputError) as error:
+        read(str(tmp_path))
+    assert code_of(error)[0] == "duplicate_weight"
+
+
+def test_reading_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = save_model(tmp_path, "llama")
+    storage = open_model_storage(str(tmp_path))
+    read_range = type(storage).read_range
+    failures = iter([OSError("SlowDown"), OSError("timeout")])
+
+    def fail_twice(self: Any, key: str, start: int, stop: int) -> bytes:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return read_range(self, key, start, stop)
+
+    monkeypatch.setattr(type(storage), "read_range", fail_twice)
+    monkeypatch.setattr("trainer.checkpoints.failures.time.sleep", lambda seconds: None)
+    assert torch.equal(read(str(tmp_path)).norm.weight, expected.model.norm.weight)
+
+
+def test_fingerprint_depends_on_the_weights_only(tmp_path: Path) -> None:
+    def fingerprint(folder: str, **options: Any) -> str:
+        model = save_model(tmp_path / folder, "llama", **options)
+        if folder == "trained":
+            model.model.layers[1].self_attn.q_proj.weight.data += 0.01
+            model.save_pretrained(tmp_path / folder)
+        return SafetensorsReader(open_model_storage(str(tmp_path / folder))).fingerprint()
+
+    assert fingerprint("one") == fingerprint("split", file_bytes="40KB")
+    assert fingerprint("one") != fingerprint("trained")
+
+
 @pytest.mark.parametrize(
     ("keys", "code", "text"),
     [
@@ -99,6 +152,11 @@ def test_missing_weight_is_named(tmp_path: Path) -> None:
         ({"attention_bias": True}, "model_feature_unsupported", "attention_bias True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "model_feature_unsupported", "rope_type 'yarn'"),
         ({"model_type": "mistral", "sliding_window": 32}, "model_feature_unsupported", "sliding_window 32"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5}},
+            "model_feature_unsupported",
+            "partial_rotary_factor",
+        ),
         ({"max_position_embeddings": 32}, "sequence_too_long", "32 positions"),
         ({"num_key_value_heads": "two"}, "model_config_rejected", "transformers refuses"),
     ],

@@ -1,6 +1,7 @@
 """Conversations: their responses, and packed rows."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.problems import rejects
-from tests.trainer.prepare.chat_models import write_tokenizer
+from tests.trainer.prepare.chat_models import CHATML, write_tokenizer
 from trainer.prepare.chats import ChatOptions, prepare_chats
 from trainer.prepare.conversations import ChatTokenizer, Conversation
 from trainer.prepare.dataset import Request, Result
@@ -64,6 +65,26 @@ def test_responses_and_the_tokens_that_end_them_have_a_loss(folder: Path) -> Non
 def test_template_may_change_former_responses(folder: Path) -> None:
     tokens = encode(folder, chat("One?", " Two. ", "Three?", "Four."), THINKING)
     assert responses(folder, tokens) == "Two.<|im_end|><think>\n\n</think>\n\nFour.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "response"),
+    [(CHATML.replace("content }}", "content }} "), "Two."), (CHATML, "Two. "), (CHATML, "Two.\n\n")],
+)
+def test_white_space_before_the_end_of_a_response(folder: Path, template: str, response: str) -> None:
+    tokens = encode(folder, chat("One?", response), template)
+    assert re.fullmatch(r"Two\.\s+<\|im_end\|>", responses(folder, tokens))
+
+
+@pytest.mark.parametrize("response", ["think", "im", "n"])
+def test_response_that_is_part_of_the_text_of_the_template(folder: Path, response: str) -> None:
+    tokens = encode(folder, chat("One?", response), THINKING)
+    assert responses(folder, tokens) == f"<think>\n\n</think>\n\n{response}<|im_end|>"
+
+
+def test_response_without_a_token_that_ends_it_is_an_error(folder: Path) -> None:
+    with rejects("response_without_end", "message 2 of line 1"):
+        encode(folder, chat("One?", "Two."), CHATML.replace("<|im_end|>", ""))
 
 
 def test_response_that_the_template_moves_is_an_error(folder: Path) -> None:
