@@ -21,6 +21,7 @@ from trainer.recovery.state_transfer import transfer_state
 from trainer.settings import Environment
 from trainer.step import StepOutcome
 from trainer.storage import Storage, open_storage
+from trainer.telemetry.loggers.setup import require_libraries
 from trainer.telemetry.metrics import Metrics
 from trainyard.config.training import TrainerConfig
 from trainyard.errors import InputError, Problem
@@ -68,6 +69,7 @@ def open_session(config: TrainerConfig, environment: Environment, device: torch.
     rank = environment.rank
     results = open_storage(environment.results_uri, "RESULTS_URI")
     if rank == 0:
+        require_libraries(config.loggers)
         results.require(create=True)
         open_storage(environment.checkpoint_uri, "CHECKPOINT_URI").require(create=True)
         open_storage(str(environment.metrics_dir), "METRICS_DIR").require(create=True)

@@ -1,4 +1,7 @@
-"""Metrics of a run, written by rank 0: one line per step in the log and in a file, TensorBoard events, Prometheus."""
+"""Metrics of a run, written by rank 0: one line per step in the log and in a file, TensorBoard events, Prometheus.
+
+The loggers of the configuration get the values of the TensorBoard events.
+"""
 
 import logging
 import math
@@ -19,13 +22,16 @@ from trainer.settings import Environment
 from trainer.step import StepOutcome
 from trainer.storage import Storage
 from trainer.telemetry.flops import peak_flops, utilization
+from trainer.telemetry.loggers.logger import Point
+from trainer.telemetry.loggers.setup import open_loggers
+from trainer.telemetry.loggers.thread import end_loggers
 from trainer.telemetry.prometheus import PrometheusTextfile
 from trainyard.config.training import TrainerConfig
 from trainyard.models.metrics import Figures, MetricLine
 
 UPLOAD_TIMEOUT_SECONDS = 60.0  # of the last upload, at the end of the run
 _WARMUP_STEPS = 5  # excluded from the figures: they compile and fill caches
-_SCALARS = (  # fields of a MetricLine that TensorBoard gets
+_SCALARS = (  # fields of a MetricLine that TensorBoard and the loggers get
     *("loss", "validation_loss", "learning_rate", "gradient_norm", "loss_scale", "memory_gib", "reserved_gib"),
     *("allocation_retries", "mfu", "bf16_mfu"),
     *("samples_per_second", "tokens_per_second", "step_seconds", "data_seconds", "forward_seconds"),
@@ -71,6 +77,7 @@ class Metrics:
         self._tensorboard_dir = folder / "tensorboard"
         self._tensorboard = SummaryWriter(str(self._tensorboard_dir))
         self._prometheus = PrometheusTextfile(folder / "trainer.prom", environment.run)
+        self._loggers = open_loggers(config, environment, results)
         self._step_seconds = array("d")
         self._data_seconds, self._checkpoint_seconds, self._memory_gib = 0.0, 0.0, 0.0
         self._upload_thread: threading.Thread | None = None
@@ -163,6 +170,8 @@ class Metrics:
     def record_checkpoint(self, uri: str, *, publish: bool) -> None:
         """Log a saved checkpoint. `publish`: also start an upload of the metrics, unless one is in progress."""
         _log.info("saved %s", uri)
+        for logger in self._loggers if publish else ():
+            logger.publish()
         if publish and (self._upload_thread is None or not self._upload_thread.is_alive()):
             self._start_upload()
 
@@ -230,23 +239,34 @@ class Metrics:
     def _write(self, line: MetricLine) -> None:
         self._lines.write(line.model_dump_json() + "\n")
         self._prometheus.write(line)
-        for name in _SCALARS:
-            value = getattr(line, name)
-            if value is not None:
-                self._tensorboard.add_scalar(name, value, line.step, line.time)
+        figures = {name: value for name in _SCALARS if (value := getattr(line, name)) is not None}
+        for name, value in figures.items():
+            self._tensorboard.add_scalar(name, value, line.step, line.time)
+        for logger in self._loggers:
+            logger.log(Point(step=line.step, time=line.time, figures=figures))
         _log.info("%s", format_step(line, self._config.steps))
 
     def __enter__(self) -> Self:
         self._writer.start()
+        for logger in self._loggers:
+            logger.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._queue.put(None)
         self._writer.join(UPLOAD_TIMEOUT_SECONDS)
+        end_loggers(self._loggers, _exit_code(error))
         if self._writer.is_alive():  # the file system does not respond: the thread still uses the files
             return
         self._tensorboard.close()
         self._lines.close()
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Return the exit code of a job that ends with this exception, or without one."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return 0 if error is None else 1
 
 
 def format_step(line: MetricLine, steps: int) -> str:

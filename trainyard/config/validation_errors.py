@@ -44,6 +44,7 @@ MESSAGES = {
     "string_type": _STRING,
     "tuple_type": _LIST,
     "string_pattern_mismatch": Message("does not match {pattern}"),
+    "string_too_short": Message("has fewer than {min_length} characters"),
     "too_short": Message("has fewer than {min_length} entries", "Add an entry"),
     "dict_type": _MAPPING,
     "model_type": _MAPPING,
@@ -75,7 +76,7 @@ def problems_from(
     problems = []
     for item in error.errors(include_url=False):
         path: list[str | int] = key_path(item["loc"])
-        value: Any = None if item["type"] == "missing" else item["input"]
+        value: Any = None if item["type"] in ("missing", "credential_in_uri") else item["input"]
         if item["type"] == "union_tag_invalid":  # `kind` discriminates all our unions
             path, value = [*path, "kind"], value["kind"]
         key = ".".join([prefix, *(str(part) for part in path)])

@@ -37,6 +37,8 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("job.train", {"model": {"kind": "hugging_face"}}, "job.train.model", "model_source_missing"),
     ("job.train", {"optimizer": {"learning_rate": 1e-05}}, "job.train.optimizer", "learning_rate_below_minimum"),
     ("job.train", {"precision": "int8"}, "job.train.precision", "literal_error"),
+    ("job.train", {"loggers": {"wandb": {"project": ""}}}, "job.train.loggers.wandb.project", "string_too_short"),
+    ("job.train", {"loggers": {"mlflow": {"experiment": "e"}}}, "job.train.loggers.mlflow.tracking_uri", "missing"),
     ("network", {"cidr": "10.0.0.1/16"}, "network.cidr", "ip_v4_network"),
     ("fsx", {"storage_capacity_gib": 3000}, "fsx.storage_capacity_gib", "invalid_storage_capacity"),
     ("fsx", {"metadata_iops": 2000}, "fsx.metadata_iops", "invalid_metadata_iops"),
@@ -276,3 +278,12 @@ def test_sources_are_prefixes_with_a_slash(key: str, value: str, expected: str) 
 def test_other_sources_are_refused(key: str, value: str) -> None:
     with pytest.raises(ValidationError, match="must be"):
         StackSettings.model_validate(changed({f"job.{key}": value}))
+
+
+def test_password_in_the_address_of_a_service_is_refused_and_not_printed(tmp_path: Path) -> None:
+    service = {"tracking_uri": "https://user:key-word@mlflow.example.com", "experiment": "e"}
+    with pytest.raises(InputError) as caught:
+        load_settings(changed({"job.train": {"loggers": {"mlflow": service}}}), tmp_path, "stacks/x.yaml")
+    (problem,) = caught.value.problems
+    assert (problem.key.split("job.")[1], problem.code) == ("train.loggers.mlflow.tracking_uri", "credential_in_uri")
+    assert "key-word" not in str(problem)

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from trainyard.base import StrictModel
 from trainyard.config.field_types import Integer, Number, validation_error
+from trainyard.config.training.loggers import LoggersConfig
 from trainyard.config.training.models import DecoderConfig, ModelConfig
 from trainyard.config.training.parallel import Layout, ParallelConfig, parallel_layout, parallel_problems
 from trainyard.errors import Problem
@@ -249,6 +250,9 @@ class TrainerConfig(StrictModel):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Checkpoints and exports.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Held-out loss.")
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig, description="Limits of the watchdog.")
+    loggers: LoggersConfig = Field(
+        default_factory=LoggersConfig, description="Services that get the metrics, besides the files of the run."
+    )
     profile: ProfileConfig | None = Field(
         None, description="Traced steps; none: only on request, by the file PROFILE_REQUEST."
     )
