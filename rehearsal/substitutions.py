@@ -208,7 +208,7 @@ def _adjust_batch_size(substitution: SettingsSubstitution) -> None:
     assert worker is not None, "the settings are valid"
     per_node = job.get("processes_per_node") or (worker.gpu.count if worker.gpu else 1)
     processes = settings["nodes"] * per_node
-    model_parallel = config.parallel.tensor * config.parallel.pipeline
+    model_parallel = config.parallel.ranks_per_sample
     if processes % model_parallel:
         return  # no batch size helps: the validation of the settings reports it
     multiple = config.micro_batch_size * (processes // model_parallel)
@@ -328,7 +328,7 @@ def _replace_model(substitution: SettingsSubstitution, processes: int, sources: 
     config = TrainerConfig.model_validate(job["train"])
     world_size = settings["nodes"] * processes
     parallel = _reduce_parallelism(config.parallel, world_size, processes)
-    multiple = SMALL_STEPS["micro_batch_size"] * (world_size // (parallel.tensor * parallel.pipeline))
+    multiple = SMALL_STEPS["micro_batch_size"] * (world_size // parallel.ranks_per_sample)
     precision = "bf16" if config.precision == "float8" else config.precision
     model, text = _small_model(config.model, sources)
     checkpoint = {**config.checkpoint.model_dump(exclude_defaults=True), **SMALL_STEPS["checkpoint"]}
@@ -390,11 +390,13 @@ def _reduce_parallelism(parallel: ParallelConfig, world_size: int, processes_per
     tensor = gcd(parallel.tensor, processes_per_node)
     degrees = range(1, min(parallel.pipeline, SMALL_MODEL["layers"]) + 1)
     pipeline = max(degree for degree in degrees if world_size // tensor % degree == 0)
+    context = gcd(parallel.context, world_size // (tensor * pipeline))
     shard = None
     if parallel.data == "hsdp":
         shard = gcd(parallel.shard or max(1, processes_per_node // tensor), world_size // (tensor * pipeline))
-    return parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline, "shard": shard})
+    return parallel.model_copy(update={"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard})
 
 
 def _describe_parallelism(parallel: ParallelConfig) -> str:
-    return f"{parallel.data}, tensor {parallel.tensor}, pipeline {parallel.pipeline}"
+    context = f", context {parallel.context}" if parallel.context > 1 else ""
+    return f"{parallel.data}, tensor {parallel.tensor}{context}, pipeline {parallel.pipeline}"

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.failures import flight_recorder
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, process_group_timeout
+from trainer.models.sequence_part import SequencePart
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import Layout
@@ -30,16 +31,18 @@ CREATION_SECONDS = 8.0
 class DistributedContext:
     """This rank's device, process groups and position in the device mesh.
 
-    Ranks that differ only in the dimension `pipeline` or `tensor` train on the same samples.
+    Ranks that differ only in the dimension `pipeline` or `tensor`, or in the rank in `context_group`, train on the same
+    samples.
     """
 
     device: torch.device
     layout: Layout
     mesh: DeviceMesh  # over those of DIMENSIONS that have more than one rank, at least one of them
     checkpoint_group: dist.ProcessGroup  # all ranks, on the CPU, with a long timeout
-    # The data-parallel ranks: same pipeline stage, same part of each tensor; None if there is only this rank.
+    # The ranks whose gradients are averaged: same pipeline stage, same part of each tensor; None if there is only this.
     data_group: dist.ProcessGroup | None
     control_group: dist.ProcessGroup  # all ranks, on the CPU, for the training thread
+    context_group: dist.ProcessGroup | None  # the ranks with parts of the same sequences; None if it is only this rank
 
     @property
     def rank(self) -> int:
@@ -64,6 +67,12 @@ class DistributedContext:
     def group(self, dimension: str) -> dist.ProcessGroup:
         """Return this rank's process group along a dimension of the mesh."""
         return self.mesh.get_group(dimension)
+
+    @property
+    def sequence_part(self) -> SequencePart | None:
+        """This rank's part of the sequences; None if it has whole sequences."""
+        group = self.context_group
+        return None if group is None else SequencePart(group.group_name, dist.get_rank(group), group.size())
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup | None:
@@ -186,6 +195,14 @@ def _create_cpu_group(timeout: timedelta) -> dist.ProcessGroup:
     return group
 
 
+def _create_context_group(layout: Layout) -> dist.ProcessGroup | None:
+    if layout.context == 1:
+        return None
+    group, _ = dist.new_subgroups_by_enumeration(layout.context_groups())
+    assert isinstance(group, dist.ProcessGroup), "every rank is in a group"
+    return group
+
+
 def build_context(
     config: TrainerConfig,
     world_size: int,
@@ -213,6 +230,8 @@ def build_context(
     data_group = mesh.get_group(data[0]) if data else None
     if len(data) > 1:
         groups.append(data_group := mesh[data]._flatten("data").get_group())
+    context_group = _create_context_group(layout)
+    groups += [context_group] if context_group is not None else []
     for group in groups:  # a mesh creates groups with torch's default of 30 minutes
         if group is not dist.group.WORLD:
             dist.set_timeout(timeout, group)
@@ -223,4 +242,5 @@ def build_context(
         checkpoint_group=checkpoint_group,
         data_group=data_group,
         control_group=control_group,
+        context_group=context_group,
     )

@@ -24,6 +24,7 @@ PRIVATE_APIS: Mapping[str, str] = {
     "torch.cuda._pin_memory_utils.unpin_memory": "the reverse of pin_memory",
     "torch.cuda.memory._dump_snapshot": "the allocations of a GPU when memory runs out",
     "torch.cuda.memory._record_memory_history": "the same",
+    "torch.distributed._functional_collectives.all_gather_single": "context parallelism: a gather with gradients",
     "torch.distributed._shard._utils.narrow_tensor_by_index": "parts of a tensor as DCP's planner computes them",
     "torch.distributed.checkpoint._nested_dict.set_element": "nested keys as DCP stores them",
     "torch.distributed.device_mesh.DeviceMesh._concatenate": "plan: meshes are created with values",

@@ -138,6 +138,18 @@ MISTAKES = {
     ),
     "a group without hsdp": Mistake("shard_without_hsdp", "config.parallel.shard", split(shard=2)),
     "groups that do not divide": Mistake("shard_not_a_divisor", "config.parallel.shard", split(data="hsdp", shard=3)),
+    "parts of sequences that do not divide": Mistake(
+        "context_parallel_not_a_divisor", "config.parallel.context", split(context=4) | shape(sequence_length=36)
+    ),
+    "parts of sequences of images": Mistake(
+        "parallelism_unsupported_by_model", "config.parallel.context", split(context=2) | other(kind="images")
+    ),
+    "more parts of sequences than processes": Mistake(
+        "processes_not_divisible", "config.parallel.context", split(context=8)
+    ),
+    "groups that split a sequence": Mistake(
+        "shard_not_a_multiple", "config.parallel.shard", split(data="hsdp", shard=2, context=4)
+    ),
     "too few micro-batches": Mistake(
         "too_few_micro_batches", "config.parallel.pipeline", split(pipeline=2) | {"batch_size": 4}
     ),

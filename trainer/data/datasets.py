@@ -210,6 +210,6 @@ def _create_loader(
 
 def _local_ranks(config: TrainerConfig, environment: Environment, rank: int, ranks: int) -> list[int]:
     """Return the ranks of this node among those that share the batch. They are consecutive, as in parallel.Layout."""
-    number = min(ranks, max(1, environment.local_world_size // config.parallel.tensor))
+    number = min(ranks, max(1, environment.local_world_size // (config.parallel.tensor * config.parallel.context)))
     first = rank // number * number
     return list(range(first, min(ranks, first + number)))

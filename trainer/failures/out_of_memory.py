@@ -100,15 +100,15 @@ def memory_suggestions(config: TrainerConfig, layout: Layout, parameters: int, c
             " pass; full takes about a third more time"
         )
     state = parameters * _STATE_BYTES / layout.pipeline / layout.tensor / _GIB
-    if config.parallel.data == "ddp" and layout.data > 1:
+    if config.parallel.data == "ddp" and layout.gradient_ranks > 1:
         yield (
             f"parallel.data ddp -> fsdp: weights, gradients and optimizer use {state:.2f} GiB on each rank, and would"
-            f" use {state / layout.data:.2f} GiB on each of {layout.data} ranks"
+            f" use {state / layout.gradient_ranks:.2f} GiB on each of {layout.gradient_ranks} ranks"
         )
     elif config.parallel.data == "hsdp" and layout.replicate > 1:
         yield (
-            f"parallel.data hsdp -> fsdp: weights, gradients and optimizer would be in {layout.data} shards instead of"
-            f" {layout.shard}"
+            "parallel.data hsdp -> fsdp: weights, gradients and optimizer would be in"
+            f" {layout.gradient_ranks} shards instead of {layout.shard}"
         )
     if config.parallel.data != "ddp" and not config.parallel.reshard_after_forward:
         yield "parallel.reshard_after_forward false -> true: gathered weights are freed after a layer's forward pass"

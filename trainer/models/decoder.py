@@ -4,15 +4,17 @@ Its submodules have the names that Llama, Mistral, Qwen 2 and Qwen 3 have in tra
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
-from trainer.models.documents import document_mask
+from trainer.models.documents import attention_masks
 from trainer.models.lora import initialize_adapter
 from trainer.models.loss import next_token_loss
+from trainer.models.sequence_part import SequencePart
 from trainyard.config.training.models import DecoderConfig, RopeScaling
 
 
@@ -53,6 +55,8 @@ class Attention(nn.Module):
     With tensor parallelism a rank's projections hold a part of the heads: their number follows from the outputs.
     """
 
+    sequence_part: SequencePart | None = None  # of this rank, with context parallelism
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.width = config.head_size
@@ -67,8 +71,8 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(self.width, eps=config.norm_eps)
         self._normalizes = config.architecture == "qwen3"
 
-    def forward(self, x: Tensor, table: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Return the attention output. `table` is from `rotary_table`, `documents` from `document_mask`."""
+    def forward(self, x: Tensor, table: Tensor, masks: Sequence[Tensor | None] = (None,)) -> Tensor:
+        """Return the attention output. `table` is from `rotary_table`, `masks` from `attention_masks`."""
         batch, length, _ = x.shape
 
         def heads(projected: Tensor) -> Tensor:
@@ -78,24 +82,43 @@ class Attention(nn.Module):
         if self._normalizes:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotate(queries.transpose(1, 2), table), rotate(keys.transpose(1, 2), table)
-        mixed = _attend(queries, keys, values.transpose(1, 2), documents)
+        values = values.transpose(1, 2)
+        if self.sequence_part is None:
+            mixed = _attend(queries, keys, values, masks[0])
+        else:
+            mixed = _attend_to_all_ranks(queries, keys, values, masks, self.sequence_part)
         projected: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return projected
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, documents: Tensor | None) -> Tensor:
-    """Return causal attention. queries, result: (batch, heads, length, width); keys, values: with fewer heads."""
+def _attend_to_all_ranks(
+    queries: Tensor, keys: Tensor, values: Tensor, masks: Sequence[Tensor | None], part: SequencePart
+) -> Tensor:
+    """Return the attention of this rank's part of the sequences. Arguments and result are those of `_attend`."""
+    keys, values = part.gather(torch.stack([keys.to(values.dtype), values]))
+    outputs = []
+    for rows, mask, (_, stop) in zip(queries.chunk(2, 2), masks, part.chunks(keys.size(2)), strict=True):
+        outputs.append(_attend(rows, keys[:, :, :stop], values[:, :, :stop], mask))
+    return torch.cat(outputs, 2)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return causal attention to the same or to more keys. `mask`: see `attention_masks`.
+
+    queries, result: (batch, heads, length, width); keys, values: with fewer heads.
+    """
     grouped = queries.size(1) != keys.size(1)
-    if documents is None or documents.dtype == torch.bool:
+    if mask is None or mask.dtype == torch.bool:
         return functional.scaled_dot_product_attention(
-            queries, keys, values, documents, is_causal=documents is None, enable_gqa=grouped
+            queries, keys, values, mask, is_causal=mask is None, enable_gqa=grouped
         )
     batch, _, length, _ = queries.shape
+    key_count = keys.size(2)
     # Under autocast a norm of queries and keys returns fp32, and varlen_attn, unlike SDPA, does not cast its inputs.
     packed = (each.to(values.dtype).transpose(1, 2).flatten(0, 1) for each in (queries, keys, values))
     queries, keys, values = packed
     mixed = varlen_attn(
-        queries, keys, values, documents, documents, length, length, window_size=(-1, 0), enable_gqa=grouped
+        queries, keys, values, mask[0], mask[1], length, key_count, window_size=(-1, 0), enable_gqa=grouped
     )
     assert isinstance(mixed, Tensor), "no auxiliary output is requested"
     return mixed.view(batch, length, *mixed.shape[1:]).transpose(1, 2)
@@ -126,9 +149,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, table: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, masks: Sequence[Tensor | None] = (None,)) -> Tensor:
         """Return the residual stream after the block."""
-        x = x + self.self_attn(self.input_layernorm(x), table, documents)
+        x = x + self.self_attn(self.input_layernorm(x), table, masks)
         stream: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return stream
 
@@ -158,6 +181,7 @@ class Decoder(nn.Module):
     """
 
     table: Tensor
+    sequence_part: SequencePart | None = None  # of this rank, with context parallelism
 
     def __init__(
         self,
@@ -182,13 +206,22 @@ class Decoder(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, successors: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Return the output of the stage. `cu_seqlens`: documents that do not attend to each other, or none."""
-        length = x.size(1) if self.first else self.config.sequence_length  # with tensor parallelism x has a part of it
+        """Return the output of the stage. `cu_seqlens`: documents that do not attend to each other, or none.
+
+        With context parallelism all ranks get the same whole sequences; the output is of this rank's part.
+        """
+        length = x.size(1) if self.first else self.config.sequence_length  # x may have a part of it
+        part, table = self.sequence_part, self.table
+        chunks: tuple[tuple[int, int], ...] = ((0, length),)
+        if part is not None:
+            table, chunks = part.take(table[:, :length], 1), part.chunks(length)
+            x = part.take(x, 1) if self.first else x
+            successors = None if successors is None else part.take(successors, 1)
         if self.first:
             x = self.embed_tokens(x)
-        documents = None if cu_seqlens is None else document_mask(cu_seqlens, x, length, self.config.head_size)
+        masks = attention_masks(cu_seqlens, x, length, chunks, self.config.head_size)
         for block in self.layers.values():
-            x = block(x, self.table, documents)
+            x = block(x, table, masks)
         if not self.last:
             return x
         x = self.norm(x)

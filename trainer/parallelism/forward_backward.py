@@ -159,7 +159,7 @@ class PipelinedForwardBackward(ForwardBackward):
     def _stage_shapes(self) -> tuple[Tensor, Tensor]:
         """Return inputs and outputs of this stage without data: tokens, the residual stream, or the loss."""
         distributed, model, size = self._distributed, self._model, self._micro_batch
-        shape = (size, model.sequence_length // distributed.layout.tensor, model.dim)
+        shape = (size, model.sequence_length // (distributed.layout.tensor * distributed.layout.context), model.dim)
         with torch.device("meta"):
             stream = torch.empty(shape, dtype=self._type, requires_grad=True)
             tokens = torch.empty(size, model.sequence_length, dtype=torch.int64)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.distributed import DistributedContext
-from trainer.models.decoder import Block
+from trainer.models.decoder import Attention, Block, Decoder
 from trainer.models.model import Initialize, Model
 from trainer.parallelism.tensor_parallel import parallelize_block, parallelize_embedding_and_head
 from trainer.precision import Precision, to_float8
@@ -35,6 +35,10 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
         nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]  # in place
     if config.precision == "float8":
         to_float8(model.blocks, config.float8, config.parallel.tensor)
+    if (part := distributed.sequence_part) is not None:
+        for each in module.modules():
+            if isinstance(each, Decoder | Attention):
+                each.sequence_part = part
     for name, block in model.blocks.items():
         _materialize(block, name, model, config.seed, distributed.device)
         if tensor is not None:

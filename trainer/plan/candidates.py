@@ -10,7 +10,7 @@ from trainyard.config.dotted_keys import set_value
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig
 
-_TENSOR_DEGREES = (2, 4, 8)
+_DEGREES = (2, 4, 8)
 
 
 def smaller_configurations(
@@ -49,4 +49,5 @@ def _changes(config: TrainerConfig) -> Iterator[tuple[str, Any]]:
     if config.parallel.data == "hsdp":
         yield "parallel.data", "fsdp"
     if isinstance(config.model, DecoderConfig):
-        yield from (("parallel.tensor", degree) for degree in _TENSOR_DEGREES if degree > config.parallel.tensor)
+        yield from (("parallel.tensor", degree) for degree in _DEGREES if degree > config.parallel.tensor)
+        yield from (("parallel.context", degree) for degree in _DEGREES if degree > config.parallel.context)

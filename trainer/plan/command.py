@@ -183,9 +183,10 @@ def describe(job: PlannedJob, plans: Sequence[RankPlan]) -> Mapping[str, Any]:
 
 def _table(job: PlannedJob, plans: Sequence[RankPlan]) -> Iterator[str]:
     layout = job.config.layout(job.ranks, job.per_node)
+    context = f" (context {layout.context} in replicate x shard)" if layout.context > 1 else ""
     yield (
         f"{job.ranks} ranks, {job.per_node} per node: pipeline {layout.pipeline} x replicate {layout.replicate}"
-        f" x shard {layout.shard} x tensor {layout.tensor}; {layout.accumulation} micro-batches per step;"
+        f" x shard {layout.shard} x tensor {layout.tensor}{context}; {layout.accumulation} micro-batches per step;"
         f" {'compiled' if job.compiled else 'not compiled'}"
     )
     yield f"\n{'GiB at the peak of a step':28}" + "".join(f"{f'rank {plan.rank}':>12}" for plan in plans)

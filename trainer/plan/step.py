@@ -217,7 +217,7 @@ def _fused_gradient(logits: Tensor, *_: Tensor) -> Tensor:
 
 def _group_names(context: DistributedContext) -> dict[str, tuple[str, int]]:
     """Return the name of each process group in torch -> its dimensions and its number of ranks."""
-    groups = {"all": context.checkpoint_group, "data": context.data_group}
+    groups = {"all": context.checkpoint_group, "data": context.data_group, "context": context.context_group}
     groups |= {name: context.group(name) for name in context.mesh.mesh_dim_names or ()}
     return {group.group_name: (name, group.size()) for name, group in groups.items() if group is not None}
 

@@ -90,7 +90,7 @@ class Metrics:
         config, world_size = self._config, self._environment.world_size
         layout = config.layout(world_size, self._environment.local_world_size)
         _log.info(
-            "%s parameters, %s, %s, %d x %s (%s: pipeline %d, replicas %d, shards %d, tensor %d),"
+            "%s parameters, %s, %s, %d x %s (%s: pipeline %d, replicas %d, shards %d, context %d, tensor %d),"
             " %d micro-batches per step and rank, %s",
             f"{self._model.parameters:,}",
             config.model.kind,
@@ -101,6 +101,7 @@ class Metrics:
             layout.pipeline,
             layout.replicate,
             layout.shard,
+            layout.context,
             layout.tensor,
             layout.accumulation,
             f"resumed from {resumed_from}" if resumed_from else "started without a checkpoint",

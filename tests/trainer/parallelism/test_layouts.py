@@ -24,6 +24,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "pipeline": {"parallel": {"pipeline": 2}},
         "gpipe": {"parallel": {"pipeline": 2, "schedule": "gpipe"}},
+        "context": {"parallel": {"context": 2}},
         "fsdp-recomputed": {
             "parallel": {"data": "fsdp", "reshard_after_forward": False},
             "memory": {"activation_checkpointing": "selective", "loss_chunk_tokens": 7},
@@ -37,6 +38,14 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tensor-and-fsdp": {"parallel": {"tensor": 2, "data": "fsdp"}, "memory": {"activation_checkpointing": "full"}},
         "pipeline-and-fsdp": {"parallel": {"pipeline": 2, "data": "fsdp"}},
         "pipeline-and-tensor": {"parallel": {"pipeline": 2, "tensor": 2}},
+        "context-4": {"parallel": {"context": 4}},
+        "context-and-fsdp": {
+            "parallel": {"context": 2, "data": "fsdp"},
+            "memory": {"activation_checkpointing": "full"},
+        },
+        "context-and-hsdp": {"parallel": {"context": 2, "data": "hsdp", "shard": 2}},
+        "context-and-tensor": {"parallel": {"context": 2, "tensor": 2}},
+        "context-and-pipeline": {"parallel": {"context": 2, "pipeline": 2}},
     },
 }
 # In fp16, with a loss scale that all ranks share.

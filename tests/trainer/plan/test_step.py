@@ -54,6 +54,15 @@ def test_whole_gradients_are_accumulated_if_they_are_reduced_per_step() -> None:
     assert counts(planned)["reduce_scatter", "shard"] == UNITS
 
 
+@pytest.mark.slow
+def test_context_parallel_rank_has_a_part_of_each_sequence(sharded: RankPlan) -> None:
+    """Keys and values are gathered once for each block in the forward pass, and scattered in the backward pass."""
+    planned = plan(8, parallel={"data": "fsdp", "context": 2})
+    gathers = 2 * 4 * MODEL["layers"]  # twice the micro-batches, since two ranks share each
+    assert counts(planned)["all_gather", "context"] == counts(planned)["reduce_scatter", "context"] == gathers
+    assert planned.memory["activations"] < sharded.memory["activations"]
+
+
 def test_collectives_of_all_micro_batches_are_counted(sharded: RankPlan) -> None:
     """A block is gathered twice, for forward and backward pass; norm with head, and the embedding, only once."""
     assert counts(sharded)["reduce_scatter", "shard"] == 4 * UNITS

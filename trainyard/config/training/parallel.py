@@ -1,4 +1,4 @@
-"""Parallelism of a model and its batch over the ranks of a job."""
+"""Parallelism of a model, its batch and its sequences over the ranks of a job."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trainyard.errors import Problem
 
 
 class ParallelConfig(StrictModel):
-    """Degrees and kinds of parallelism. The ranks that `tensor` and `pipeline` do not use are data parallel."""
+    """Degrees and kinds of parallelism. The ranks that the others do not use are data parallel."""
 
     data: Literal["ddp", "fsdp", "hsdp"] = Field(
         "ddp",
@@ -33,9 +33,19 @@ class ParallelConfig(StrictModel):
         description="Reduce gradients once per step instead of once per micro-batch (fsdp, hsdp): less communication, "
         "but each rank has 4 bytes for each parameter of the model.",
     )
+    context: Integer = Field(
+        1,
+        gt=0,
+        description="Context parallel degree: ranks with a part of each sequence. They also share the shards of fsdp.",
+    )
     tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks that share each layer.")
     pipeline: Integer = Field(1, gt=0, description="Pipeline parallel degree: stages of consecutive layers.")
     schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Pipeline schedule.")
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """Number of ranks that train on the same samples."""
+        return self.context * self.tensor * self.pipeline
 
     @property
     def sharded(self) -> bool:
@@ -45,42 +55,58 @@ class ParallelConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks along each dimension, outermost first: rank = ((pipeline * replicate + r) * shard + s) * tensor + t."""
+    """Ranks along each dimension, outermost first: rank = ((p * replicate + r) * shard + s) * tensor + t.
+
+    The ranks with parts of the same sequences, `context`, are consecutive in the dimensions replicate and shard.
+    """
 
     pipeline: int
     replicate: int
     shard: int
     tensor: int
     accumulation: int  # micro-batches of a rank in a step
+    context: int = 1
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Number of ranks whose gradients are averaged: they have other samples, or other parts of the sequences."""
+        return self.replicate * self.shard
 
     @property
     def data(self) -> int:
-        """Number of data parallel ranks."""
-        return self.replicate * self.shard
+        """Number of data parallel ranks: those with different samples."""
+        return self.gradient_ranks // self.context
 
     @property
     def loss_ranks(self) -> int:
         """Number of ranks that compute a loss: those of the last pipeline stage."""
-        return self.data * self.tensor
+        return self.gradient_ranks * self.tensor
 
     def data_rank(self, rank: int) -> int:
         """Return the index of a rank among the data parallel ranks."""
-        return rank // self.tensor % self.data
+        return rank // (self.tensor * self.context) % self.data
 
     def stage(self, rank: int) -> int:
         """Return the pipeline stage of a rank."""
-        return rank // (self.tensor * self.data)
+        return rank // (self.tensor * self.gradient_ranks)
+
+    def context_groups(self) -> list[list[int]]:
+        """Return the ranks of each context parallel group."""
+        step, world_size = self.tensor, self.pipeline * self.gradient_ranks * self.tensor
+        starts = [first + t for first in range(0, world_size, step * self.context) for t in range(step)]
+        return [list(range(start, start + step * self.context, step)) for start in starts]
 
 
 def parallel_layout(parallel: ParallelConfig, batch: int, micro_batch: int, world_size: int, per_node: int) -> Layout:
     """Return the layout of a configuration without `parallel_problems`."""
-    data = world_size // (parallel.tensor * parallel.pipeline)
-    shard = {"ddp": 1, "fsdp": data, "hsdp": _shard_group(parallel, data, per_node)}[parallel.data]
-    return Layout(parallel.pipeline, data // shard, shard, parallel.tensor, batch // (micro_batch * data))
+    context, ranks = parallel.context, world_size // (parallel.tensor * parallel.pipeline)
+    shard = {"ddp": 1, "fsdp": ranks, "hsdp": _shard_group(parallel, ranks, per_node)}[parallel.data]
+    accumulation = batch // (micro_batch * (ranks // context))
+    return Layout(parallel.pipeline, ranks // shard, shard, parallel.tensor, accumulation, context)
 
 
-def _shard_group(parallel: ParallelConfig, data: int, per_node: int) -> int:
-    return parallel.shard or min(data, max(1, per_node // parallel.tensor))
+def _shard_group(parallel: ParallelConfig, ranks: int, per_node: int) -> int:
+    return parallel.shard or min(ranks, max(1, per_node // parallel.tensor))
 
 
 def parallel_problems(
@@ -91,15 +117,18 @@ def parallel_problems(
     `batch` and `micro_batch` are in samples. Keys are relative to the trainer's configuration.
     """
     yield from _model_problems(parallel, model)
-    used = parallel.tensor * parallel.pipeline
+    used = parallel.ranks_per_sample
+    degrees = {name: getattr(parallel, name) for name in ("tensor", "context", "pipeline")}
+    product = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
     if world_size % used:
-        key, value = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("tensor", parallel.tensor)
-        reason = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide {world_size} processes"
+        key, value = max(degrees.items(), key=lambda item: item[1])
+        reason = f"{product} does not divide {world_size} processes"
         yield Problem(
             f"parallel.{key}", value, reason, "Change it, or the number of processes", "processes_not_divisible"
         )
         return
     data = world_size // used
+    ranks = data * parallel.context
     if parallel.tensor > 1 and per_node % parallel.tensor:
         reason = f"does not divide the {per_node} processes of a node, and tensor parallel ranks share a node"
         yield Problem(
@@ -112,13 +141,16 @@ def parallel_problems(
     if parallel.shard is not None and parallel.data != "hsdp":
         reason = f"parallel.data is {parallel.data}, and only hsdp has shard groups"
         yield Problem("parallel.shard", parallel.shard, reason, "Remove it, or set data: hsdp", "shard_without_hsdp")
-    elif parallel.data == "hsdp" and data % (group := _shard_group(parallel, data, per_node)):
-        reason = f"shard groups of {group} do not divide the {data} data parallel processes"
+    elif parallel.data == "hsdp" and ranks % (group := _shard_group(parallel, ranks, per_node)):
+        reason = f"shard groups of {group} do not divide the {ranks} processes of a shard of the layers"
         yield Problem("parallel.shard", parallel.shard, reason, "Set it to a divisor", "shard_not_a_divisor")
+    elif parallel.data == "hsdp" and group % parallel.context:
+        reason = f"shard groups of {group} are no multiple of context {parallel.context}"
+        yield Problem("parallel.shard", parallel.shard, reason, "Set it to a multiple", "shard_not_a_multiple")
     if batch % (micro_batch * data):
         reason = f"batch_size {batch} is not a multiple of micro_batch_size {micro_batch} x {data} processes"
         if used > 1:
-            reason += f" (data parallel: {world_size} over tensor {parallel.tensor} x pipeline {parallel.pipeline})"
+            reason += f" (data parallel: {world_size} over {product})"
         fix = "Change batch_size, micro_batch_size or the number of processes"
         yield Problem("batch_size", batch, reason, fix, "batch_size_not_divisible")
     elif (micro_batches := batch // (micro_batch * data)) < parallel.pipeline:
@@ -129,8 +161,8 @@ def parallel_problems(
 
 def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Problem]:
     if not isinstance(model, DecoderConfig):
-        for key, degree in (("tensor", parallel.tensor), ("pipeline", parallel.pipeline)):
-            if degree > 1:
+        for key in ("context", "tensor", "pipeline"):
+            if (degree := getattr(parallel, key)) > 1:
                 reason = f"only the built-in decoder supports it, and the model is {model.kind}"
                 yield Problem(
                     f"parallel.{key}",
@@ -142,6 +174,11 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
         return
     if not model.has_shape:
         return
+    length, parts = model.sequence_length, 2 * parallel.context
+    if parallel.context > 1 and (length % parts or length // parallel.context % parallel.tensor):
+        reason = f"needs a sequence_length that is a multiple of {parts * parallel.tensor}, and it is {length}"
+        fix = "Change it, or model.sequence_length"
+        yield Problem("parallel.context", parallel.context, reason, fix, "context_parallel_not_a_divisor")
     if parallel.tensor > 1:
         sizes = ("kv_heads", "intermediate_size", "vocabulary", "sequence_length")
         uneven = [f"{name} {getattr(model, name)}" for name in sizes if getattr(model, name) % parallel.tensor]
