@@ -81,6 +81,7 @@ def test_changes_are_cumulative_and_the_cheapest_first() -> None:
         "micro_batch_size 4 -> 1",
         "memory.activation_checkpointing none -> full",
         "parallel.tensor 1 -> 4",
+        "parallel.context 1 -> 2",
     ]
     assert all(not config.problems(8, 8) for config, _ in candidates)
 
