@@ -22,6 +22,7 @@ from trainer.failures.step_limit import StepLimit
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
 from trainer.garbage import collect_by_step
 from trainer.job_requests import JobRequests
+from trainer.models.experts import expert_load
 from trainer.models.pretrained import open_model_storage
 from trainer.models.pretrained_weights import load_weights
 from trainer.optimizer import build_optimizer, learning_rate
@@ -212,7 +213,9 @@ def _train(
                     loss, share = mean_over_ranks(loss, layout.loss_ranks)
                     gradient_scale = share * loss_scale.value
                     norm = global_gradient_norm(parameters, distributed.pipeline_group) / gradient_scale
-                read_figures = copy_to_host(torch.stack([loss, norm]))
+                shares = forward_backward.expert_shares
+                load = [] if shares is None else [expert_load(shares)]
+                read_figures = copy_to_host(torch.stack([loss, norm, *load]))
                 if config.recovery == "in_process":
                     read_figures()  # if a rank was lost meanwhile, this step has not changed the weights
 
@@ -239,7 +242,7 @@ def _train(
 
         def complete_step(started: StartedStep) -> StepOutcome:
             """Wait until the device has completed a step. Raises FloatingPointError if the loss is not finite."""
-            loss, norm = started.read_figures()
+            loss, norm, *load = started.read_figures()
             is_finite = math.isfinite(loss) and math.isfinite(norm)
             # A loss scale that is too large makes gradients infinite, never the loss.
             if not (is_finite or (math.isfinite(loss) and loss_scale.can_skip_step)):
@@ -259,6 +262,7 @@ def _train(
                 loss_scale=loss_scale.value if loss_scale.enabled else None,
                 step_seconds=times.step,
                 phase_seconds=times.phases,
+                expert_load=load[0] if load else None,
             )
             loss_scale.update(finite=is_finite)
             return session.outcome

@@ -38,6 +38,7 @@ PRIVATE_APIS: Mapping[str, str] = {
     "torch.numa.binding._maybe_apply_numa_binding_to_current_process": "binding of forked ranks, as torchrun does it",
     "torch.ops._c10d_functional.all_reduce": "selective checkpointing saves its result",
     "torch.ops._c10d_functional.reduce_scatter_tensor": "selective checkpointing saves its result",
+    "torch.ops.aten._grouped_mm": "selective checkpointing saves its result",
     "torch.ops.aten._scaled_dot_product_cudnn_attention": "selective checkpointing saves its result",
     "torch.ops.aten._scaled_dot_product_efficient_attention": "selective checkpointing saves its result",
     "torch.ops.aten._scaled_dot_product_flash_attention": "selective checkpointing saves its result",

@@ -52,6 +52,7 @@ def split(**parallel: Any) -> dict[str, Any]:
 
 
 FLOAT8 = {"precision": "float8"}
+EXPERTS = {"architecture": "qwen3_moe", "experts": 6, "experts_per_token": 2, "expert_size": 32}
 MISTAKES = {
     # The file.
     "not JSON": Mistake("invalid_json", "--config", text="{not json"),
@@ -114,7 +115,25 @@ MISTAKES = {
         "config.memory.activation_checkpointing",
         other(kind="images") | {"memory": {"activation_checkpointing": "full"}},
     ),
+    "experts of another architecture": Mistake("experts_without_architecture", "config.model", shape(experts=4)),
+    "no number of experts": Mistake("experts_missing", "config.model", shape(architecture="qwen3_moe")),
+    "more experts per token than experts": Mistake(
+        "too_many_experts_per_token", "config.model", shape(**EXPERTS | {"experts_per_token": 7})
+    ),
+    "experts of an odd size": Mistake("unaligned_experts", "config.model", shape(**EXPERTS | {"expert_size": 12})),
+    "experts in float8": Mistake("experts_unsupported", "config", shape(**EXPERTS) | FLOAT8),
+    "int8 weights of experts": Mistake(
+        "experts_unsupported", "config", shape(**EXPERTS) | {"checkpoint": {"export": ["int8"]}}
+    ),
+    "low-rank matrices of experts": Mistake(
+        "experts_unsupported", "config", shape(**EXPERTS, path="/m", weights=True) | {"lora": {"targets": ["up_proj"]}}
+    ),
     # The ranks.
+    "a pipeline of experts": Mistake(
+        "parallelism_unsupported_by_experts",
+        "config.parallel.pipeline",
+        shape(**EXPERTS) | split(pipeline=2) | {"batch_size": 16},
+    ),
     "recovery of shards": Mistake(
         "recovery_unsupported_by_layout", "config.recovery", {"recovery": "in_process"} | split(data="fsdp")
     ),

@@ -6,9 +6,10 @@ that fits in one file is `model.safetensors` without an index.
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trainer.checkpoints.failures import on_all_ranks, retry
 from trainer.checkpoints.files import read_metadata
 from trainer.checkpoints.reader import read_state_dict
 from trainer.models.lora import is_adapter, lora_layers, merged_weight
+from trainer.models.pretrained import numbered_names
 from trainer.models.pretrained_weights import SafetensorsReader, require_weights
 from trainer.storage import Storage
 
@@ -32,7 +34,7 @@ MAX_FILE_BYTES = 4 * 10**9  # of tensors in one file
 # Parts that torch adds to the names of wrapped modules.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
-Rename = Callable[[str], str]
+Rename = Callable[[str], str]  # `*` in its result: a tensor for each expert, see `numbered_names`
 
 
 def _unchanged(name: str) -> str:
@@ -49,6 +51,27 @@ class SafetensorsFile:
 
     name: str
     tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A tensor in a file: a whole tensor of the model, or that of one expert."""
+
+    tensor: str  # its name
+    expert: int | None  # None: whole
+    numel: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return this part of the whole tensor, not as a view of the weights of other experts."""
+        return tensor if self.expert is None else tensor[self.expert].clone()
+
+
+def _parts(sizes: Mapping[str, torch.Size]) -> Iterator[tuple[str, _Part]]:
+    """Yield the tensors in the files by name. `sizes`: those of the model by `transformers_name`, or another rename."""
+    for tensor, size in sizes.items():
+        names = numbered_names(tensor, size[0] if size else 1)
+        for number, name in enumerate(names):
+            yield name, _Part(tensor, number if "*" in tensor else None, size.numel() // len(names))
 
 
 def plan_files(stages: Iterable[Mapping[str, int]], limit: int = MAX_FILE_BYTES) -> list[list[SafetensorsFile]]:
@@ -98,7 +121,10 @@ def export_model(
     """
     adapted = {rename(_unwrapped_name(name)): layer for name, layer in lora_layers(model).items()}
     tensors = {rename(name): tensor for name, tensor in named_tensors(model).items() if not is_adapter(name)}
-    sizes = {name: tensor.numel() * _exported_type(tensor.dtype, dtype).itemsize for name, tensor in tensors.items()}
+    parts = dict(_parts({name: tensor.size() for name, tensor in tensors.items()}))
+    sizes = {
+        name: part.numel * _exported_type(tensors[part.tensor].dtype, dtype).itemsize for name, part in parts.items()
+    }
     sizes_by_rank: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(sizes_by_rank, sizes, group=group)
     stages = [stage for rank, stage in enumerate(sizes_by_rank) if stage not in sizes_by_rank[:rank]]
@@ -107,14 +133,15 @@ def export_model(
     is_writer = sizes_by_rank.index(sizes) == dist.get_rank(group)
 
     def write(file: SafetensorsFile | None) -> None:
-        content = {}
-        for name in file.tensors if file else ():
-            full_tensor = _gather(tensors[name])
-            if layer := adapted.get(name):
+        content: dict[str, Tensor] = {}
+        for whole, names in groupby(file.tensors if file else (), lambda name: parts[name].tensor):
+            full_tensor = _gather(tensors[whole])
+            if layer := adapted.get(whole):
                 a, b = _gather(layer.lora_A.weight), _gather(layer.lora_B.weight)
                 full_tensor = merged_weight(full_tensor, a, b, layer.scaling)
             if is_writer:
-                content[name] = full_tensor.to(_exported_type(full_tensor.dtype, dtype)).cpu().contiguous()
+                type = _exported_type(full_tensor.dtype, dtype)
+                content |= {name: parts[name].of(full_tensor).to(type).cpu().contiguous() for name in names}
         if file and is_writer:
             upload_tensors(content, storage, folder + file.name)
 
@@ -151,14 +178,16 @@ def export_checkpoint(
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
     types = {name: _exported_type(entry.properties.dtype, dtype) for name, (_, entry) in tensors.items()}
-    sizes = {name: entry.size.numel() * types[name].itemsize for name, (_, entry) in tensors.items()}
+    parts = dict(_parts({name: entry.size for name, (_, entry) in tensors.items()}))
+    sizes = {name: part.numel * types[part.tensor].itemsize for name, part in parts.items()}
     for names in shared:
         for name in [name for name in names if name in sizes][1:]:
             del sizes[name]
 
     def read(names: Sequence[str]) -> dict[str, Tensor]:
-        state_dict = read_state_dict(uri, {tensors[name][0] for name in names})
-        return {name: state_dict[tensors[name][0]].to(types[name]) for name in names}
+        saved = {name: tensors[parts[name].tensor][0] for name in names}
+        state_dict = read_state_dict(uri, set(saved.values()))
+        return {name: parts[name].of(state_dict[saved[name]]).to(types[parts[name].tensor]) for name in names}
 
     _write_files(sizes, read, config, storage, limit)
 
@@ -224,16 +253,19 @@ def load_exported_weights(
     """Load exported weights into a whole model, one file at a time."""
     # With all names of shared weights: the export may use another name than the first of this model.
     state_dict = model.state_dict(keep_vars=True)
-    tensors = {rename(_unwrapped_name(name)): tensor for name, tensor in state_dict.items()}
-    missing = {id(tensor): name for name, tensor in tensors.items()}
+    wholes = {rename(_unwrapped_name(name)): tensor for name, tensor in state_dict.items()}
+    parts = dict(_parts({name: tensor.size() for name, tensor in wholes.items()}))
+    tensors = {name: wholes[part.tensor] for name, part in parts.items()}
+    missing = {(id(tensors[name]), part.expert): name for name, part in parts.items()}
     with tempfile.TemporaryDirectory(prefix="export-") as scratch, torch.no_grad():
         for key in sorted(storage.sizes(folder.rstrip("/"))):
             if "/" in key or not key.endswith(".safetensors"):
                 continue
             storage.download(folder + key, Path(scratch) / key)
             for name, value in load_file(Path(scratch) / key).items():
-                tensors[name].copy_(value)
-                missing.pop(id(tensors[name]), None)
+                target, expert = tensors[name], parts[name].expert
+                (target if expert is None else target[expert]).copy_(value)
+                missing.pop((id(target), expert), None)
             (Path(scratch) / key).unlink()
     assert not missing, f"not in the export: {', '.join(missing.values())}"
 

@@ -39,7 +39,7 @@ def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: in
         add_lora(module, config.lora, torch.bfloat16 if config.precision == "bf16" else torch.float32)
     embedding = 0 if model_config.tie_embeddings else model_config.vocabulary * model_config.dim
     width = model_config.heads * model_config.head_size
-    sizes = model_config.parameters, embedding, model_config.layers, width, model_config.sequence_length
+    sizes = model_config.active_parameters, embedding, model_config.layers, width, model_config.sequence_length
     token_flops = decoder_flops(*sizes, trains_weights=config.lora is None)
     return Model(
         module=module,

@@ -1,6 +1,7 @@
-"""The built-in decoder: RMSNorm, rotary position embedding, SwiGLU, grouped-query attention.
+"""The built-in decoder: RMSNorm, rotary position embedding, SwiGLU or experts, grouped-query attention.
 
-Its submodules have the names that Llama, Mistral, Qwen 2 and Qwen 3 have in transformers, without the prefix `model.`.
+Its submodules have the names that Llama, Mistral, Qwen 2, Qwen 3 and Qwen3-MoE have in transformers, without the prefix
+`model.`.
 """
 
 import math
@@ -12,8 +13,9 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from trainer.models.documents import attention_masks
+from trainer.models.experts import MATRICES, ExpertLayer, Experts, add_balance_gradient
 from trainer.models.lora import initialize_adapter
-from trainer.models.loss import next_token_loss
+from trainer.models.loss import next_token_loss, target_share
 from trainer.models.sequence_part import SequencePart
 from trainyard.config.training.models import DecoderConfig, RopeScaling
 
@@ -66,10 +68,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.dim, keys, bias=bias)
         self.v_proj = nn.Linear(config.dim, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.dim, bias=False)
-        if config.architecture == "qwen3":
+        if config.normalizes_heads:
             self.q_norm = nn.RMSNorm(self.width, eps=config.norm_eps)
             self.k_norm = nn.RMSNorm(self.width, eps=config.norm_eps)
-        self._normalizes = config.architecture == "qwen3"
+        self._normalizes = config.normalizes_heads
 
     def forward(self, x: Tensor, table: Tensor, masks: Sequence[Tensor | None] = (None,)) -> Tensor:
         """Return the attention output. `table` is from `rotary_table`, `masks` from `attention_masks`."""
@@ -147,12 +149,18 @@ class Block(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = FeedForward(config) if config.experts is None else ExpertLayer(config)
 
-    def forward(self, x: Tensor, table: Tensor, masks: Sequence[Tensor | None] = (None,)) -> Tensor:
-        """Return the residual stream after the block."""
+    def forward(
+        self, x: Tensor, table: Tensor, masks: Sequence[Tensor | None] = (None,)
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the residual stream after the block. With experts also their `routing_shares`."""
         x = x + self.self_attn(self.input_layernorm(x), table, masks)
-        stream: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        output = self.mlp(self.post_attention_layernorm(x))
+        if isinstance(output, tuple):
+            output, shares = output
+            return x + output, shares
+        stream: Tensor = x + output
         return stream
 
 
@@ -182,6 +190,7 @@ class Decoder(nn.Module):
 
     table: Tensor
     sequence_part: SequencePart | None = None  # of this rank, with context parallelism
+    expert_shares: Tensor | None = None  # (layers, experts): shares of the rows of the last micro-batch in training
 
     def __init__(
         self,
@@ -220,15 +229,31 @@ class Decoder(nn.Module):
         if self.first:
             x = self.embed_tokens(x)
         masks = attention_masks(cu_seqlens, x, length, chunks, self.config.head_size)
+        shares: list[Tensor] = []
         for block in self.layers.values():
             x = block(x, table, masks)
+            if isinstance(x, tuple):
+                x, routed = x
+                shares.append(routed)
         if not self.last:
             return x
         x = self.norm(x)
         if not self.config.tie_embeddings:
             output: Tensor = self.lm_head(x, successors, *self._loss_options)
+        else:
+            output = output_of(x, self.embed_tokens.weight, successors, *self._loss_options)
+        return self._balanced(output, shares, successors)
+
+    def _balanced(self, output: Tensor, shares: list[Tensor], successors: Tensor | None) -> Tensor:
+        """Return the output. In training of a model with experts the loss has the gradient of the balance loss, too.
+
+        Gradients are divided by the mean of `target_share` over all micro-batches, so the balance loss is multiplied by
+        the micro-batch's own share: its mean over the micro-batches is weighted as that of their losses.
+        """
+        if not shares or successors is None or not torch.is_grad_enabled():
             return output
-        return output_of(x, self.embed_tokens.weight, successors, *self._loss_options)
+        self.expert_shares = torch.stack([each[0] for each in shares]).detach()
+        return add_balance_gradient(output, shares, self.config.router_balance * target_share(successors))
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""
@@ -243,6 +268,10 @@ class Decoder(nn.Module):
             nn.init.normal_(module.weight, std=0.02 / depth**0.5)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, Experts):
+            for key in MATRICES:
+                depth = 2 * self.config.layers if key == "down_proj" else 1
+                nn.init.normal_(getattr(module, key), std=0.02 / depth**0.5)
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:

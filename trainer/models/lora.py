@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainer.models.experts import Experts
 from trainyard.config.training.config import LoraConfig
 
 
@@ -33,7 +34,7 @@ class LoraLinear(nn.Linear):
 def add_lora(model: nn.Module, config: LoraConfig, frozen_type: torch.dtype) -> None:
     """Replace the target layers, and freeze all other parameters. The model is on the meta device, and remains there.
 
-    `frozen_type`: type in which the frozen matrices of linear layers are stored.
+    `frozen_type`: type in which the frozen matrices of linear layers and experts are stored.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -42,8 +43,10 @@ def add_lora(model: nn.Module, config: LoraConfig, frozen_type: torch.dtype) -> 
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
     for module in model.modules():
-        if isinstance(module, nn.Linear) and not module.weight.requires_grad:
-            module.weight = nn.Parameter(module.weight.to(frozen_type), requires_grad=False)
+        if isinstance(module, nn.Linear | Experts):
+            for key, weight in module.named_parameters(recurse=False):
+                if key != "bias" and not weight.requires_grad:
+                    setattr(module, key, nn.Parameter(weight.to(frozen_type), requires_grad=False))
 
 
 def is_adapter(name: str) -> bool:

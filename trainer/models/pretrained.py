@@ -14,6 +14,14 @@ from trainyard.errors import InputError, Problem
 
 CONFIG = "config.json"
 PATH_KEY = "config.model.path"
+# By architecture: its name in the class of transformers.
+_NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+# Settings of DecoderConfig -> their names in config.json.
+_EXPERT_KEYS = {
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_size": "moe_intermediate_size",
+}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
 _UPLOAD = "Upload the model (trainyard data put FOLDER NAME), set job.model to dataset:NAME and the path to $MODEL_PATH"
@@ -83,8 +91,9 @@ def decoder_settings(config: dict[str, Any], location: str, length: int) -> dict
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     architecture = config.get("model_type")
-    if architecture not in ("llama", "mistral", "qwen2", "qwen3"):
-        reason = f"is a model of type {architecture}, and the built-in decoder computes llama, mistral, qwen2 and qwen3"
+    if architecture not in _NAMES:
+        computed = " and ".join(", ".join(_NAMES).rsplit(", ", 1))
+        reason = f"is a model of type {architecture}, and the built-in decoder computes {computed}"
         raise _error(location, reason, "Set kind: hugging_face", "model_type_unsupported")
     try:
         parsed = CONFIG_MAPPING[architecture].from_dict(config)
@@ -99,6 +108,9 @@ def decoder_settings(config: dict[str, Any], location: str, length: int) -> dict
         "mlp_bias": getattr(parsed, "mlp_bias", False),
         "rope_type": kind not in ("default", "linear", "llama3"),
         "sliding_window": (getattr(parsed, "sliding_window", None) or length) < length,
+        "decoder_sparse_step": getattr(parsed, "decoder_sparse_step", 1) != 1,  # layers without experts
+        "mlp_only_layers": bool(getattr(parsed, "mlp_only_layers", [])),
+        "norm_topk_prob": not getattr(parsed, "norm_topk_prob", True),  # transformers' default is false
     }
     for key, is_unsupported in unsupported.items():
         if is_unsupported:
@@ -129,6 +141,7 @@ def decoder_settings(config: dict[str, Any], location: str, length: int) -> dict
         "rope_scaling": None if kind == "default" else rope,
         "norm_eps": parsed.rms_norm_eps,
         "tie_embeddings": parsed.tie_word_embeddings,
+        **({key: getattr(parsed, name) for key, name in _EXPERT_KEYS.items()} if architecture == "qwen3_moe" else {}),
     }
 
 
@@ -160,7 +173,8 @@ def resolve_decoder(model: DecoderConfig) -> DecoderConfig:
     ]
     if problems:
         raise InputError(problems)
-    return resolved.model_copy(update={"weights": model.weights})
+    kept = {"router_balance": model.router_balance} if "router_balance" in model.model_fields_set else {}
+    return resolved.model_copy(update={"weights": model.weights, **kept})
 
 
 def transformers_config(model: DecoderConfig, special_tokens: dict[str, int | None]) -> dict[str, Any]:
@@ -169,13 +183,12 @@ def transformers_config(model: DecoderConfig, special_tokens: dict[str, int | No
     `special_tokens`: keys such as eos_token_id; unknown tokens are null, because the defaults of transformers are those
     of another vocabulary. The keys of the result are those of published models, which all versions read.
     """
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     scaling = None
     if model.rope_scaling is not None:
         is_linear = model.rope_scaling.rope_type == "linear"
         scaling = model.rope_scaling.model_dump(include={"rope_type", "factor"} if is_linear else None)
     config = {
-        "architectures": [f"{names[model.architecture]}ForCausalLM"],
+        "architectures": [f"{_NAMES[model.architecture]}ForCausalLM"],
         "model_type": model.architecture,
         "hidden_size": model.dim,
         "num_hidden_layers": model.layers,
@@ -197,12 +210,27 @@ def transformers_config(model: DecoderConfig, special_tokens: dict[str, int | No
     }
     if model.architecture == "mistral":
         config["sliding_window"] = None
+    if model.architecture == "qwen3_moe":
+        config |= {name: getattr(model, key) for key, name in _EXPERT_KEYS.items()}
+        config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        config["router_aux_loss_coef"] = model.router_balance
     return config
 
 
 def transformers_name(name: str) -> str:
-    """Return the name that a weight of the decoder has in transformers."""
+    """Return the name that a weight of the decoder has in transformers.
+
+    The name of a weight of all experts has `*` in place of an expert's number: files have a tensor for each expert.
+    """
+    prefix, separator, matrix = name.partition(".mlp.experts.")
+    if separator:
+        return f"model.{prefix}.mlp.experts.*.{matrix}.weight"
     return name if name.startswith("lm_head.") else f"model.{name}"
+
+
+def numbered_names(name: str, count: int) -> list[str]:
+    """Return the names of the tensors in files of a weight of `count` experts, or the name of any other weight."""
+    return [name.replace("*", str(number)) for number in range(count)] if "*" in name else [name]
 
 
 def open_model_storage(location: str) -> Storage:

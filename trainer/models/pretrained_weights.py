@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,12 +27,13 @@ from torch.futures import Future
 
 from trainer.checkpoints.failures import retry
 from trainer.models.lora import is_adapter
-from trainer.models.pretrained import PATH_KEY, transformers_name
+from trainer.models.pretrained import PATH_KEY, numbered_names, transformers_name
 from trainer.storage import Storage
 from trainyard.errors import InputError, Problem
 
 _MAX_READ_BYTES = 256 * 2**20
 _THREADS = 8
+_EXPERT = re.compile(r"(\.mlp\.experts\.)\d+(\.)")
 _INDEX = "model.safetensors.index.json"
 _FINGERPRINT_TENSORS, _FINGERPRINT_BYTES = 64, 4096
 _LENGTH_BYTES = 8  # of the length of the header, at the start of a file
@@ -108,8 +111,9 @@ class SafetensorsReader(StorageReader):
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """Return the names, types and sizes of all tensors, from the headers of the files.
 
-        The files are those in the index, or else `model.safetensors`, or else all. Raises InputError if several files
-        have a tensor of the same name.
+        The files are those in the index, or else `model.safetensors`, or else all. The tensors of a layer's experts are
+        also one tensor of `numbered_names`, in parts. Raises InputError if several files have a tensor of the same
+        name.
         """
         if not self._tensors:
             self._tensors = self._read_headers()
@@ -121,7 +125,23 @@ class SafetensorsReader(StorageReader):
             )
             for name, tensor in self._tensors.items()
         }
+        entries |= dict(self._stacked_entries())
         return Metadata(state_dict_metadata=dict(entries), storage_data={MetadataIndex(name): name for name in entries})
+
+    def _stacked_entries(self) -> Iterator[tuple[str, TensorStorageMetadata]]:
+        """Yield each weight of all experts of a layer, of which each expert's tensor is a part."""
+        counts = Counter(_EXPERT.sub(r"\1*\2", name) for name in self._tensors if _EXPERT.search(name))
+        for name, count in counts.items():
+            parts = [self._tensors.get(each) for each in numbered_names(name, count)]
+            first = parts[0]
+            if first is None or any(part is None or part.shape != first.shape for part in parts):
+                continue  # `require_weights` reports it
+            origin, shape = [0] * len(first.shape), first.shape
+            chunks = [
+                ChunkStorageMetadata(torch.Size([number, *origin]), torch.Size([1, *shape])) for number in range(count)
+            ]
+            size = torch.Size([count, *shape])
+            yield name, TensorStorageMetadata(TensorProperties(dtype=first.type), size, chunks)
 
     def _read_headers(self) -> dict[str, _Tensor]:
         if (index := self.storage.read(_INDEX)) is not None:
@@ -199,9 +219,14 @@ class SafetensorsReader(StorageReader):
         return future
 
     def _read_item(self, item: ReadItem, planner: LoadPlanner) -> None:
-        tensor = self._tensors[item.storage_index.fqn]
-        target = planner.resolve_tensor(item).detach()
+        name, start_of_part = item.storage_index.fqn, item.storage_index.offset
+        resolved = planner.resolve_tensor(item)
+        target = resolved.detach()
         (first, *offsets), (rows, *lengths) = item.storage_offsets, item.lengths
+        if "*" in name and start_of_part is not None:  # one expert of the weights of all
+            name = name.replace("*", str(start_of_part[0]))
+            target, (first, *offsets), (rows, *lengths) = target[0], offsets, lengths
+        tensor = self._tensors[name]
         at_once = max(1, _MAX_READ_BYTES // tensor.row_bytes)
         for row in range(0, rows, at_once):
             stop = min(row + at_once, rows)
@@ -211,4 +236,4 @@ class SafetensorsReader(StorageReader):
             for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True), 1):
                 part = part.narrow(dimension, offset, length)
             target[row:stop].copy_(part)
-        planner.commit_tensor(item, target)
+        planner.commit_tensor(item, resolved)

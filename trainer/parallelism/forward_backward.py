@@ -14,6 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed import DistributedContext
+from trainer.models.decoder import Decoder
 from trainer.models.loss import target_share
 from trainer.parallelism.gradient_wait import GradientWait
 from trainer.precision import Precision
@@ -32,6 +33,8 @@ class ForwardBackward(ABC):
     """
 
     measures_waiting = False  # whether `compute_gradients` measures the time that this rank waits for other ranks
+    # With experts (layers, experts): the mean shares of the last step's micro-batches on this rank, see `Decoder`.
+    expert_shares: Tensor | None = None
 
     @abstractmethod
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
@@ -66,6 +69,7 @@ class AccumulatedForwardBackward(ForwardBackward):
     ) -> None:
         self._reduces_per_step = reduces_per_step
         self._module, self._precision = module, precision
+        self._plain_module = module.module if isinstance(module, DistributedDataParallel) else module
         self._device, self._count = distributed.device, distributed.layout.accumulation
         self.measures_waiting = isinstance(module, DistributedDataParallel) and distributed.layout.tensor == 1
         self._gradient_wait = GradientWait(module) if self.measures_waiting else None
@@ -73,6 +77,7 @@ class AccumulatedForwardBackward(ForwardBackward):
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
         """Run one step's micro-batches and return their loss and share."""
         total = torch.zeros(2, device=self._device)
+        shares: list[Tensor] = []
         for number in range(1, self._count + 1):
             with timer.phase("data"):
                 batch = next(batches)
@@ -83,6 +88,9 @@ class AccumulatedForwardBackward(ForwardBackward):
                 with timer.phase("backward"), self._measure_wait(timer):
                     self._precision.loss_scale.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
             total += torch.stack([loss.detach(), target_share(inputs[1]) / self._count])
+            if isinstance(self._plain_module, Decoder) and self._plain_module.expert_shares is not None:
+                shares.append(self._plain_module.expert_shares)
+        self.expert_shares = torch.stack(shares).mean(0) if shares else None
         return total
 
     def warm_up(self, batch: Batch) -> None:

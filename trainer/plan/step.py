@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainer.distributed import DistributedContext, build_context
 from trainer.models import Model, build
 from trainer.models import loss as loss_functions
+from trainer.models.experts import expert_load
 from trainer.optimizer import build_optimizer
 from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
@@ -113,6 +114,8 @@ class _Steps:
             with self.recorder.allocating("optimizer"):
                 loss, share = mean_over_ranks(loss, context.layout.loss_ranks)
                 norm = global_gradient_norm(parameters, context.pipeline_group) / share
+                if forward_backward.expert_shares is not None:
+                    expert_load(forward_backward.expert_shares)
                 update_weights(optimizer, parameters, loss, norm, clip_norm=1.0, scale=share)
             self.recorder.label(optimizer.state.values(), "optimizer")
             optimizer.zero_grad()

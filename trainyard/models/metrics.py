@@ -68,6 +68,12 @@ class MetricLine(StrictModel):
         description="Allocations on the GPU of rank 0 that freed cached memory first, so far: each stops the GPU.",
     )
     loss_scale: float | None = Field(None, gt=0, description="Scale of the fp16 loss; none in other precisions.")
+    expert_load: float | None = Field(
+        None,
+        ge=0,
+        description="Largest share of an expert in the tokens of the step over the mean share, in the layer where it "
+        "is largest: 1 if all experts have the same load; none without experts.",
+    )
     skipped: bool = Field(False, description="Whether fp16 gradients overflowed, so that the step changed no weights.")
 
     @property

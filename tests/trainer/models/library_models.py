@@ -30,6 +30,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
     "qwen2": {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "rope_theta": 1e6, "head_dim": 8},
+    "qwen3-moe": {
+        **{"model_type": "qwen3_moe", "rope_theta": 1e6, "head_dim": 8, "norm_topk_prob": True},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    },
 }
 
 

@@ -98,8 +98,10 @@ def test_preset_has_the_size_of_its_name(preset: str) -> None:
     with torch.device("meta"):
         model = Decoder(config, loss_chunk_tokens=None)
     assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
-    nominal = float(preset[:-1]) * {"m": 1e6, "b": 1e9}[preset[-1]]
-    assert config.parameters == pytest.approx(nominal, rel=0.25)
+    total, _, active = preset.partition("-a")
+    sizes = [(total, config.parameters), (active or total, config.active_parameters)]
+    for name, parameters in sizes:
+        assert parameters == pytest.approx(float(name[:-1]) * {"m": 1e6, "b": 1e9}[name[-1]], rel=0.25)
 
 
 def test_key_overrides_its_preset() -> None:

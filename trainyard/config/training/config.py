@@ -328,6 +328,22 @@ class TrainerConfig(StrictModel):
             raise validation_error("lora_unsupported", reason)
         return self
 
+    @model_validator(mode="after")
+    def _experts_are_supported(self) -> Self:
+        if not isinstance(self.model, DecoderConfig) or self.model.experts is None:
+            return self
+        adapted = sorted({"gate_proj", "up_proj", "down_proj"} & set(self.lora.targets if self.lora else ()))
+        reason = None
+        if self.precision == "float8":
+            reason = "precision float8 is for linear layers, and the experts have most of the products: set bf16"
+        elif "int8" in self.checkpoint.export:
+            reason = "checkpoint.export int8 is for linear layers, and the experts have most of the weights: remove it"
+        elif adapted:
+            reason = f"lora does not adapt experts: remove {', '.join(adapted)} from lora.targets"
+        if reason is not None:
+            raise validation_error("experts_unsupported", reason)
+        return self
+
     @property
     def shape(self) -> dict[str, Any]:
         """Settings that determine names, sizes and use of the trained weights, as JSON values."""

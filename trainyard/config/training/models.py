@@ -22,7 +22,8 @@ MODEL_PATH = "$MODEL_PATH"  # as a path: the environment variable, the folder of
 IGNORED = -100  # target of a token without a loss: the default ignore_index of torch's losses
 
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]
+EXPERT_ALIGNMENT = 8  # 16 bytes of 16-bit numbers: torch's grouped matrix product needs rows that start at multiples
 
 
 class RopeScaling(StrictModel):
@@ -55,7 +56,7 @@ class RopeScaling(StrictModel):
 class DecoderConfig(StrictModel):
     """A decoder of the Llama family: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
 
-    It reads and writes checkpoints of Llama, Mistral, Qwen 2 and Qwen 3 in the format of Hugging Face.
+    It reads and writes checkpoints of Llama, Mistral, Qwen 2, Qwen 3 and Qwen3-MoE in the format of Hugging Face.
     """
 
     kind: Literal["decoder"] = Field("decoder", description="The built-in decoder, the default.")
@@ -70,7 +71,8 @@ class DecoderConfig(StrictModel):
     architecture: Architecture = Field(
         "llama",
         description="Architecture of the model. qwen2 (also Qwen 2.5) adds biases to the query, key and value "
-        "projections; qwen3 adds RMSNorm to queries and keys.",
+        "projections; qwen3 adds RMSNorm to queries and keys; qwen3_moe also has experts in place of each feed-forward "
+        "layer.",
     )
     preset: DecoderPreset | None = Field(None, description="Preset of the shape; other keys override it.")
     dim: Integer = Field(128, gt=0, description="Width of the residual stream.")
@@ -78,7 +80,23 @@ class DecoderConfig(StrictModel):
     heads: Integer = Field(4, gt=0, description="Number of query heads.")
     kv_heads: Integer = Field(2, gt=0, description="Number of key and value heads; divides heads.")
     head_dim: Integer | None = Field(None, gt=0, description="Width of a head, even; none: dim / heads.")
-    intermediate_size: Integer = Field(384, gt=0, description="Width of the SwiGLU feed-forward layer.")
+    intermediate_size: Integer = Field(
+        384, gt=0, description="Width of the SwiGLU feed-forward layer; not used by qwen3_moe."
+    )
+    experts: Integer | None = Field(None, gt=1, description="qwen3_moe: number of experts of a layer.")
+    experts_per_token: Integer | None = Field(
+        None, gt=0, description="qwen3_moe: experts that compute a token, those with the highest probabilities."
+    )
+    expert_size: Integer | None = Field(
+        None, gt=0, description="qwen3_moe: width of an expert, as `dim` a multiple of 8."
+    )
+    router_balance: Number = Field(
+        1e-3,
+        ge=0,
+        description="qwen3_moe: coefficient of the loss that evens the load of the experts (Switch Transformer, "
+        "arXiv 2101.03961, equation 4), summed over the layers. It has a gradient, and is no part of the reported "
+        "loss.",
+    )
     vocabulary: Integer = Field(256, gt=1, description="Number of token ids; 256 for bytes.")
     sequence_length: Integer = Field(128, gt=1, description="Tokens per training sequence.")
     rope_theta: Number = Field(10_000.0, gt=0, description="Base of the rotary position embedding.")
@@ -109,6 +127,31 @@ class DecoderConfig(StrictModel):
             raise validation_error("weights_without_path", "weights is true, and path is not set")
         return self
 
+    @model_validator(mode="after")
+    def _experts_are_complete(self) -> Self:
+        keys = ("experts", "experts_per_token", "expert_size")
+        missing = [key for key in keys if getattr(self, key) is None]
+        if self.architecture != "qwen3_moe" and len(missing) < len(keys):
+            key = next(key for key in keys if key not in missing)
+            raise validation_error(
+                "experts_without_architecture", f"{key} is for the architecture qwen3_moe, not {self.architecture}"
+            )
+        if self.architecture != "qwen3_moe" or not self.has_shape:
+            return self
+        if self.experts is None or self.experts_per_token is None or self.expert_size is None:
+            raise validation_error("experts_missing", f"the architecture qwen3_moe needs {' and '.join(missing)}")
+        if self.experts_per_token > self.experts:
+            raise validation_error(
+                "too_many_experts_per_token",
+                f"experts_per_token {self.experts_per_token} must be at most experts {self.experts}",
+            )
+        for key, size in (("dim", self.dim), ("expert_size", self.expert_size)):
+            if size % EXPERT_ALIGNMENT:
+                raise validation_error(
+                    "unaligned_experts", f"{key} {size} must be a multiple of {EXPERT_ALIGNMENT} for qwen3_moe"
+                )
+        return self
+
     @property
     def task(self) -> Task:
         """The training task of the model."""
@@ -126,7 +169,7 @@ class DecoderConfig(StrictModel):
     def shape(self) -> dict[str, Any]:
         """Settings that determine names, sizes and use of the weights, as JSON values."""
         return self.model_copy(update={"path": None, "weights": False}).model_dump(
-            mode="json", exclude={"path", "weights"}
+            mode="json", exclude={"path", "weights", "router_balance"}
         )
 
     @property
@@ -140,15 +183,33 @@ class DecoderConfig(StrictModel):
         return self.head_dim or self.dim // self.heads
 
     @property
+    def normalizes_heads(self) -> bool:
+        """Whether queries and keys have an RMSNorm."""
+        return self.architecture in ("qwen3", "qwen3_moe")
+
+    @property
     def parameters(self) -> int:
         """Number of parameters."""
+        if self.experts is None or self.expert_size is None:
+            return self._parameters_with(3 * self.dim * self.intermediate_size)
+        return self._parameters_with(self.experts * (self.dim + 3 * self.dim * self.expert_size))
+
+    @property
+    def active_parameters(self) -> int:
+        """Number of parameters that compute one token: all, except those of the experts that it is not routed to."""
+        if self.experts is None or self.expert_size is None or self.experts_per_token is None:
+            return self.parameters
+        return self._parameters_with(self.dim * (self.experts + 3 * self.experts_per_token * self.expert_size))
+
+    def _parameters_with(self, feed_forward: int) -> int:
+        """Return the number of parameters. `feed_forward`: those of one block that are neither attention nor norm."""
         width = self.head_size
         attention = 2 * self.dim * (self.heads + self.kv_heads) * width
         if self.architecture == "qwen2":
             attention += (self.heads + 2 * self.kv_heads) * width
-        elif self.architecture == "qwen3":
+        elif self.normalizes_heads:
             attention += 2 * width
-        block = attention + 3 * self.dim * self.intermediate_size + 2 * self.dim
+        block = attention + feed_forward + 2 * self.dim
         embeddings = (1 if self.tie_embeddings else 2) * self.vocabulary * self.dim
         return self.layers * block + embeddings + self.dim
 

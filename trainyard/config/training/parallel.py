@@ -179,6 +179,9 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
         reason = f"needs a sequence_length that is a multiple of {parts * parallel.tensor}, and it is {length}"
         fix = "Change it, or model.sequence_length"
         yield Problem("parallel.context", parallel.context, reason, fix, "context_parallel_not_a_divisor")
+    if model.experts is not None:
+        yield from _unsupported_with_experts(parallel)
+        return
     if parallel.tensor > 1:
         sizes = ("kv_heads", "intermediate_size", "vocabulary", "sequence_length")
         uneven = [f"{name} {getattr(model, name)}" for name in sizes if getattr(model, name) % parallel.tensor]
@@ -201,3 +204,11 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
         yield Problem(
             "parallel.pipeline", parallel.pipeline, reason, "Set tie_embeddings: false", "tied_embeddings_across_stages"
         )
+
+
+def _unsupported_with_experts(parallel: ParallelConfig) -> Iterator[Problem]:
+    for key, degree in (("tensor", parallel.tensor), ("pipeline", parallel.pipeline)):
+        if degree > 1:
+            reason = "a model with experts supports data and expert parallelism only"
+            fix = "Set it to 1; with data: fsdp each rank has a shard of every parameter"
+            yield Problem(f"parallel.{key}", degree, reason, fix, "parallelism_unsupported_by_experts")

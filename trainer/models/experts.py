@@ -1,0 +1,151 @@
+"""Mixture of experts: a router assigns each token to some of a layer's feed-forward networks, the experts.
+
+No token is dropped: an expert has no capacity. The layer and the names of its submodules are those of Qwen3-MoE in
+transformers, with the weights of all experts in one parameter each.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainyard.config.training.models import DecoderConfig
+
+MATRICES = ("gate_proj", "up_proj", "down_proj")
+Compute = Callable[[Tensor, Tensor], Tensor]
+
+
+class Experts(nn.Module):
+    """Feed-forward networks with SwiGLU activation: each weight has those of all experts, (experts, outputs, inputs).
+
+    With expert parallelism a rank's parameters have the weights of its experts, and `exchange` is set.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        assert config.experts is not None
+        assert config.expert_size is not None
+        inner = (config.experts, config.expert_size, config.dim)
+        self.gate_proj = nn.Parameter(torch.empty(inner))
+        self.up_proj = nn.Parameter(torch.empty(inner))
+        self.down_proj = nn.Parameter(torch.empty(config.experts, config.dim, config.expert_size))
+        # Sends rows to the ranks of their experts, computes there with the function, and returns the results.
+        self.exchange: Callable[[Tensor, Tensor, Compute], Tensor] | None = None
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return the outputs of the experts for `rows`, (rows, dim), which are in the order of their experts.
+
+        counts: (experts,), int32: number of rows of each expert.
+        """
+        return self._compute(rows, counts) if self.exchange is None else self.exchange(rows, counts, self._compute)
+
+    def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
+        ends = counts.cumsum(0, dtype=torch.int32)
+        hidden = functional.silu(self._product(rows, "gate_proj", ends)) * self._product(rows, "up_proj", ends)
+        return self._product(hidden, "down_proj", ends)
+
+    def _product(self, rows: Tensor, name: str, ends: Tensor) -> Tensor:
+        weight = local_part(getattr(self, name)).to(rows.dtype)  # autocast does not convert it
+        return functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+
+
+class ExpertLayer(nn.Module):
+    """A feed-forward layer of experts with its router."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        assert config.experts is not None
+        assert config.experts_per_token is not None
+        self._experts, self._per_token = config.experts, config.experts_per_token
+        self.gate = nn.Linear(config.dim, config.experts, bias=False)
+        self.experts = Experts(config)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output, with the shape of x, (batch, length, dim), and the router's `routing_shares`."""
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        tokens = x.flatten(0, 1)
+        probabilities = self.gate(tokens).softmax(-1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self._per_token)
+        weights = weights / weights.sum(-1, keepdim=True)
+        experts, order = chosen.flatten().sort(stable=True)
+        position = order.argsort()  # of each token's experts, among the rows
+        counts = self._count(experts)
+        rows: Tensor = _Rows.apply(tokens, order // self._per_token, position)
+        results: Tensor = _Rows.apply(self.experts(rows, counts), position, order)
+        results = results.view(len(tokens), self._per_token, -1)
+        output = torch.bmm(weights.to(results.dtype).unsqueeze(1), results)
+        return output.view_as(x), routing_shares(counts, probabilities)
+
+    def _count(self, experts: Tensor) -> Tensor:
+        """Return the number of rows of each expert, int32, from the experts of all rows in order."""
+        numbers = torch.arange(self._experts, device=experts.device)
+        ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
+        return ends.diff(prepend=ends.new_zeros(1))
+
+
+def routing_shares(counts: Tensor, probabilities: Tensor) -> Tensor:
+    """Return (2, experts), fp32: each expert's share of the rows, and its mean probability, which has a gradient.
+
+    counts: (experts,); probabilities: (tokens, experts).
+    """
+    return torch.stack([counts / counts.sum(), probabilities.mean(0)])
+
+
+def add_balance_gradient(loss: Tensor, shares: Sequence[Tensor], factor: Tensor) -> Tensor:
+    """Return `loss` unchanged, with the gradient of `factor` times the balance loss of all layers, see `balance_loss`.
+
+    shares: those of `routing_shares` of each layer. factor: scalar.
+    """
+    balance = factor * balance_loss(torch.stack(list(shares)))
+    return loss + (balance - balance.detach())
+
+
+def balance_loss(shares: Tensor) -> Tensor:
+    """Return the sum over layers of N sum_i f_i P_i for N experts: 1 for each layer whose experts have equal shares.
+
+    shares: (layers, 2, experts), f and P. Source: Fedus et al., Switch Transformer, arXiv 2101.03961, equation 4, with
+    the share of the assignments in place of that of the tokens, as each token has several experts.
+    """
+    rows, probabilities = shares.unbind(1)
+    return shares.size(-1) * (rows * probabilities).sum()
+
+
+def expert_load(shares: Tensor) -> Tensor:
+    """Return the largest share of an expert over the mean share, of the layer where this is largest: 1 is balanced.
+
+    shares: (layers, experts): shares of the rows of this rank, which is changed to those of all ranks.
+    """
+    dist.all_reduce(shares)
+    return (shares.amax(1) / shares.mean(1)).max()
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor; any other tensor as it is."""
+    to_local = getattr(parameter, "to_local", None)
+    return parameter if to_local is None else to_local()
+
+
+class _Rows(torch.autograd.Function):
+    """Rows by index, each row equally often. The backward pass sums without atomic operations, so it is deterministic.
+
+    Also the rounding of a 16-bit gradient happens once, not with each of the sum's terms.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, position: Tensor) -> Tensor:
+        """Return x[index]. position: for each row of x in order, where `index` has it."""
+        ctx.save_for_backward(position)
+        ctx.rows = len(x)
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        """Return the sum of the gradients of each row's copies."""
+        (position,) = ctx.saved_tensors
+        copies = len(position) // ctx.rows
+        gradient = gradients[0][position]
+        return (gradient if copies == 1 else gradient.view(ctx.rows, copies, -1).sum(1)), None, None
