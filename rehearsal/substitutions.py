@@ -32,6 +32,8 @@ UNAVAILABLE_ROLES = {
 GPU_PROCESSES = 2
 # Replaces the model of a GPU stack: it trains in one minute on two cores.
 SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 192, "sequence_length": 64}
+EXPERTS = 4  # also of a shrunk model, see trainer/shrink_model.py
+_SMALL_EXPERTS = {"architecture": "qwen3_moe", "experts": EXPERTS, "experts_per_token": 2, "expert_size": 96}
 SMALL_STEPS: dict[str, Any] = {
     "steps": 20,
     "micro_batch_size": 2,
@@ -370,7 +372,9 @@ def _small_model(model: ModelConfig, sources: Sources) -> tuple[dict[str, Any], 
         small: dict[str, Any] = {"kind": "images", "architecture": "resnet18", "image_size": 32}
         return {**small, "classes": model.classes}, f"resnet18, {model.classes} classes, 32 pixels"
     vocabulary = {"vocabulary": model.vocabulary} if isinstance(model, DecoderConfig) and sources.data else {}
-    return SMALL_MODEL | vocabulary, f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers"
+    experts = _SMALL_EXPERTS if isinstance(model, DecoderConfig) and model.experts is not None else {}
+    text = f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers"
+    return SMALL_MODEL | vocabulary | experts, text + (f", {EXPERTS} experts" if experts else "")
 
 
 def _small_hugging_face_model(model: HuggingFaceConfig, sources: Sources) -> tuple[dict[str, Any], str]:
@@ -388,15 +392,18 @@ def _small_hugging_face_model(model: HuggingFaceConfig, sources: Sources) -> tup
 def _reduce_parallelism(parallel: ParallelConfig, world_size: int, processes_per_node: int) -> ParallelConfig:
     """Return the same kinds of parallelism with the largest degrees that divide the smaller number of processes."""
     tensor = gcd(parallel.tensor, processes_per_node)
-    degrees = range(1, min(parallel.pipeline, SMALL_MODEL["layers"]) + 1)
-    pipeline = max(degree for degree in degrees if world_size // tensor % degree == 0)
+    stages = range(1, min(parallel.pipeline, SMALL_MODEL["layers"]) + 1)
+    pipeline = max(degree for degree in stages if world_size // tensor % degree == 0)
     context = gcd(parallel.context, world_size // (tensor * pipeline))
     shard = None
     if parallel.data == "hsdp":
         shard = gcd(parallel.shard or max(1, processes_per_node // tensor), world_size // (tensor * pipeline))
-    return parallel.model_copy(update={"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard})
+    expert = gcd(parallel.expert, world_size, EXPERTS)
+    degrees = {"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard, "expert": expert}
+    return parallel.model_copy(update=degrees)
 
 
 def _describe_parallelism(parallel: ParallelConfig) -> str:
-    context = f", context {parallel.context}" if parallel.context > 1 else ""
-    return f"{parallel.data}, tensor {parallel.tensor}{context}, pipeline {parallel.pipeline}"
+    degrees = ((name, getattr(parallel, name)) for name in ("context", "expert"))
+    others = "".join(f", {name} {degree}" for name, degree in degrees if degree > 1)
+    return f"{parallel.data}, tensor {parallel.tensor}, pipeline {parallel.pipeline}{others}"

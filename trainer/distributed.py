@@ -21,6 +21,7 @@ from trainyard.config.training.parallel import Layout
 from trainyard.errors import InputError, Problem
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+EXPERT_DIMENSIONS = ("expert_shard", "expert")
 # Timeout of the creation of process groups of a supervised job, for which all ranks have waited. If a rank is lost
 # meanwhile, gloo waits for its connection, and nothing interrupts that wait: five times this timeout (torch 2.15,
 # measured).
@@ -43,6 +44,9 @@ class DistributedContext:
     data_group: dist.ProcessGroup | None
     control_group: dist.ProcessGroup  # all ranks, on the CPU, for the training thread
     context_group: dist.ProcessGroup | None  # the ranks with parts of the same sequences; None if it is only this rank
+    # The ranks of `shard` as EXPERT_DIMENSIONS: a group of `expert` has all experts, and the ranks of `expert_shard`
+    # have shards of the same experts. None without expert parallelism.
+    experts: DeviceMesh | None = None
 
     @property
     def rank(self) -> int:
@@ -232,6 +236,11 @@ def build_context(
         groups.append(data_group := mesh[data]._flatten("data").get_group())
     context_group = _create_context_group(layout)
     groups += [context_group] if context_group is not None else []
+    experts = None
+    if (expert := config.parallel.expert) > 1:
+        experts = mesh["shard"]._unflatten(0, (layout.shard // expert, expert), EXPERT_DIMENSIONS)
+        experts._flatten("experts")  # for sums over all of them in one operation: norms of gradients
+        groups += experts.get_all_groups()
     for group in groups:  # a mesh creates groups with torch's default of 30 minutes
         if group is not dist.group.WORLD:
             dist.set_timeout(timeout, group)
@@ -243,4 +252,5 @@ def build_context(
         data_group=data_group,
         control_group=control_group,
         context_group=context_group,
+        experts=experts,
     )

@@ -21,7 +21,7 @@ from trainyard.base import StrictModel
 from trainyard.config.training.models import HuggingFaceConfig
 from trainyard.errors import InputError, Problem
 
-HEAD_SIZE, LAYERS, MAX_HEADS, FEED_FORWARD_FACTOR, EXPERTS = 16, 2, 4, 3, 4
+HEAD_SIZE, LAYERS, MAX_HEADS, FEED_FORWARD_FACTOR, EXPERTS, EXPERTS_PER_TOKEN = 16, 2, 4, 3, 4, 2
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 
@@ -123,6 +123,7 @@ def shrunk_values(config: Any, vocabulary: int | None) -> dict[str, Any]:
         "head_dim": HEAD_SIZE,
         **dict.fromkeys(_FEED_FORWARD_NAMES, FEED_FORWARD_FACTOR * heads * HEAD_SIZE),
         "num_local_experts": EXPERTS,
+        "num_experts_per_tok": EXPERTS_PER_TOKEN,
         "vocab_size": vocabulary,
     }
     changes = {
@@ -160,6 +161,7 @@ _STANDARD_NAMES = (
     "head_dim",
     *_FEED_FORWARD_NAMES,
     "num_local_experts",
+    "num_experts_per_tok",
     "vocab_size",
 )
 

@@ -90,6 +90,18 @@ def test_gpu_stack_keeps_its_parallelism_with_smaller_degrees(
     assert bool(changes_of_parallelism) == bool(parallel.keys() & {"tensor"} or parallel.get("pipeline", 0) > 2)
 
 
+def test_gpu_stack_keeps_its_experts_and_their_parallelism() -> None:
+    raw = read_stack_settings("a100-cluster")
+    parallel = {"data": "fsdp", "expert": 8}
+    raw["job"]["train"] |= {"model": {"preset": "174m-a42m"}, "parallel": parallel, "batch_size": 768}
+    settings, changes = substitute_settings(raw, 3)
+    train = load_settings(settings, ROOT, "x").job.train
+    assert train is not None
+    assert isinstance(train.model, DecoderConfig)
+    assert (train.model.experts, train.parallel.expert) == (4, 2)
+    assert "fsdp, tensor 1, pipeline 1, expert 8" in [change.original for change in changes]
+
+
 def test_gpu_stack_with_another_dataset_uses_the_builtin_corpus() -> None:
     raw = read_stack_settings("a100-cluster")
     raw["job"] |= {"builtin_corpus": False, "dataset": "photos"}

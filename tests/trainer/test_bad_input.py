@@ -134,6 +134,18 @@ MISTAKES = {
         "config.parallel.pipeline",
         shape(**EXPERTS) | split(pipeline=2) | {"batch_size": 16},
     ),
+    "expert parallelism without experts": Mistake(
+        "expert_parallelism_unsupported", "config.parallel.expert", split(data="fsdp", expert=2)
+    ),
+    "expert parallelism of ddp": Mistake(
+        "expert_parallelism_unsupported", "config.parallel.expert", shape(**EXPERTS) | split(expert=2)
+    ),
+    "experts that do not divide": Mistake(
+        "expert_not_a_divisor", "config.parallel.expert", shape(**EXPERTS) | split(data="fsdp", expert=4)
+    ),
+    "ranks that the experts do not divide": Mistake(
+        "expert_not_a_divisor", "config.parallel.expert", shape(**EXPERTS) | split(data="fsdp", expert=3)
+    ),
     "recovery of shards": Mistake(
         "recovery_unsupported_by_layout", "config.recovery", {"recovery": "in_process"} | split(data="fsdp")
     ),

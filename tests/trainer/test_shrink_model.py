@@ -43,6 +43,11 @@ def test_shrunk_model_has_the_same_class(config: dict[str, Any], architecture: s
     assert result.shrunk_parameters < 4e6 < result.parameters
 
 
+def test_shrunk_model_has_more_experts_than_a_token() -> None:
+    changes = shrink(Request(model=model({"model_type": "qwen3_moe"}), vocabulary=512)).changes
+    assert (changes["num_local_experts"], changes["num_experts_per_tok"]) == (4, 2)
+
+
 def test_grouped_query_attention_is_kept() -> None:
     changes = shrink(Request(model=model(LLAMA), vocabulary=512)).changes
     assert (changes["num_attention_heads"], changes["num_key_value_heads"]) == (4, 2)

@@ -49,6 +49,9 @@ def export(
     source.require()
     storage.require(create=True)
     model, lora = _read_shape(source)
+    if int8 and isinstance(model, DecoderConfig) and model.experts is not None:
+        reason = "is for linear layers, and the experts of this model have most of its weights"
+        raise InputError([Problem("--int8", True, reason, "Remove it", "experts_unsupported")])
     tokenizer_storage = None if tokenizer is None else open_storage(tokenizer, "--tokenizer")
     if lora is not None and base is None:
         reason = "has low-rank matrices, and not the weights that they adapt"

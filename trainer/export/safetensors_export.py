@@ -221,7 +221,7 @@ def export_adapted_checkpoint(
     sizes = {
         name: entry.size.numel() * dtype.itemsize
         for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
+        if isinstance(entry, TensorStorageMetadata) and "*" not in name  # the weights of single experts, not of all
     }
 
     def read(names: Sequence[str]) -> dict[str, Tensor]:

@@ -232,7 +232,7 @@ class Decoder(nn.Module):
         shares: list[Tensor] = []
         for block in self.layers.values():
             x = block(x, table, masks)
-            if isinstance(x, tuple):
+            if self.config.experts is not None:
                 x, routed = x
                 shares.append(routed)
         if not self.last:

@@ -16,6 +16,8 @@ from trainyard.config.training.models import DecoderConfig
 
 MATRICES = ("gate_proj", "up_proj", "down_proj")
 Compute = Callable[[Tensor, Tensor], Tensor]
+# Sends rows to the ranks of their experts, computes there with the function, and returns the results.
+Exchange = Callable[[Tensor, Tensor, Compute], Tensor]
 
 
 class Experts(nn.Module):
@@ -32,8 +34,7 @@ class Experts(nn.Module):
         self.gate_proj = nn.Parameter(torch.empty(inner))
         self.up_proj = nn.Parameter(torch.empty(inner))
         self.down_proj = nn.Parameter(torch.empty(config.experts, config.dim, config.expert_size))
-        # Sends rows to the ranks of their experts, computes there with the function, and returns the results.
-        self.exchange: Callable[[Tensor, Tensor, Compute], Tensor] | None = None
+        self.exchange: Exchange | None = None
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the outputs of the experts for `rows`, (rows, dim), which are in the order of their experts.
@@ -74,8 +75,8 @@ class ExpertLayer(nn.Module):
         experts, order = chosen.flatten().sort(stable=True)
         position = order.argsort()  # of each token's experts, among the rows
         counts = self._count(experts)
-        rows: Tensor = _Rows.apply(tokens, order // self._per_token, position)
-        results: Tensor = _Rows.apply(self.experts(rows, counts), position, order)
+        rows = ordered_rows(tokens, order // self._per_token, position, self._per_token)
+        results = ordered_rows(self.experts(rows, counts), position, order)
         results = results.view(len(tokens), self._per_token, -1)
         output = torch.bmm(weights.to(results.dtype).unsqueeze(1), results)
         return output.view_as(x), routing_shares(counts, probabilities)
@@ -129,23 +130,28 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter if to_local is None else to_local()
 
 
-class _Rows(torch.autograd.Function):
-    """Rows by index, each row equally often. The backward pass sums without atomic operations, so it is deterministic.
+def ordered_rows(x: Tensor, index: Tensor, position: Tensor, copies: int = 1) -> Tensor:
+    """Return x[index], which has `copies` copies of each row. position: for the copies of each row, where they are."""
+    rows: Tensor = _OrderedRows.apply(x, index, position, copies)
+    return rows
 
-    Also the rounding of a 16-bit gradient happens once, not with each of the sum's terms.
+
+class _OrderedRows(torch.autograd.Function):
+    """The backward pass sums the gradients of copies without atomic operations: it is deterministic on GPUs, too.
+
+    It also rounds a 16-bit sum once, not with each of its terms.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, position: Tensor) -> Tensor:
-        """Return x[index]. position: for each row of x in order, where `index` has it."""
+    def forward(ctx: Any, x: Tensor, index: Tensor, position: Tensor, copies: int) -> Tensor:
         ctx.save_for_backward(position)
-        ctx.rows = len(x)
+        ctx.copies = copies
         return x[index]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        """Return the sum of the gradients of each row's copies."""
         (position,) = ctx.saved_tensors
-        copies = len(position) // ctx.rows
         gradient = gradients[0][position]
-        return (gradient if copies == 1 else gradient.view(ctx.rows, copies, -1).sum(1)), None, None
+        if ctx.copies > 1:
+            gradient = gradient.view(-1, ctx.copies, gradient.size(-1)).sum(1)
+        return gradient, None, None, None

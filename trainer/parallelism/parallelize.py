@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from trainer.distributed import DistributedContext
 from trainer.models.decoder import Attention, Block, Decoder
 from trainer.models.model import Initialize, Model
+from trainer.parallelism.expert_parallel import distribute_experts, divide_expert_gradients, placement_of_experts
 from trainer.parallelism.tensor_parallel import parallelize_block, parallelize_embedding_and_head
 from trainer.precision import Precision, to_float8
 from trainyard.config.training import TrainerConfig
@@ -43,13 +44,20 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
         _materialize(block, name, model, config.seed, distributed.device)
         if tensor is not None:
             parallelize_block(block, tensor)
+        if distributed.experts is not None:
+            distribute_experts(block, distributed.experts["expert"])
         if memory.activation_checkpointing != "none":
             _recompute(block, selective=memory.activation_checkpointing == "selective")
-        if compiled:
+        if compiled and distributed.experts is not None:
+            # The numbers of exchanged rows are needed on the host: a graph would end there, also in recomputation.
+            block.get_submodule("self_attn").compile(fullgraph=True)
+        elif compiled:
             # The parts of a library's block that torch cannot compile run uncompiled; of our decoder that is an error.
             block.compile(fullgraph=isinstance(config.model, DecoderConfig))
         if config.parallel.sharded:
             _shard(block, config, distributed, precision)
+            if distributed.experts is not None:
+                divide_expert_gradients(cast(FSDPModule, block), distributed.experts)
     _materialize(module, "", model, config.seed, distributed.device)
     if tensor is not None:
         parallelize_embedding_and_head(module, tensor)
@@ -149,7 +157,8 @@ def _shard(
     reshard = reshard and config.parallel.reshard_after_forward and config.parallel.pipeline == 1
     # The inputs of a decoder block are the residual stream, which has the type, and the rotary table, which is fp32.
     policy = precision.policy(modules, cast_inputs=not isinstance(modules, Block))
-    fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    experts = None if distributed.experts is None else placement_of_experts(distributed.experts)
+    fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=experts)
 
 
 # Operations whose outputs selective checkpointing saves: they take most of the time.
@@ -168,6 +177,7 @@ _SAVED_OPERATIONS = {
     # Not all_gather: with tensor parallelism its result has the whole sequence.
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
     torch.ops._c10d_functional.all_reduce.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
 }
 
 

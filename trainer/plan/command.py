@@ -150,8 +150,11 @@ def read_job(
         per_node=per_node,
         gpu_gib=gpu_gib or _DEFAULT_GIB,
         has_gpus=has_gpus,
-        # Only the decoder's blocks are planned as compiled.
-        compiled=is_compiled and config.memory.compile is not False and isinstance(config.model, DecoderConfig),
+        # Only the decoder's blocks are planned as compiled; with expert parallelism they are not compiled.
+        compiled=is_compiled
+        and config.memory.compile is not False
+        and isinstance(config.model, DecoderConfig)
+        and config.parallel.expert == 1,
     )
 
 

@@ -20,7 +20,7 @@ from trainer.models import Model, build
 from trainer.models import loss as loss_functions
 from trainer.models.experts import expert_load
 from trainer.optimizer import build_optimizer
-from trainer.parallelism import build_forward_backward, parallelize, replicate
+from trainer.parallelism import build_forward_backward, expert_parallel, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
 from trainer.parallelism.gradients import global_gradient_norm
 from trainer.parallelism.parallelize import checkpoint_policy
@@ -205,8 +205,15 @@ def _as_on_gpus() -> Iterator[None]:
         patch.object(DeviceMesh, "_concatenate", staticmethod(combine)),
         patch.object(loss_functions, "MIXED_PRODUCT_DEVICES", {"cpu"}),
         patch.object(loss_functions, "_eager", lambda: (_fused_statistics, _fused_gradient)),
+        patch.object(expert_parallel, "row_numbers", _equal_row_numbers),
     ):
         yield
+
+
+def _equal_row_numbers(rows: int, _counts: Tensor, _received: Tensor, ranks: int) -> tuple[list[int], list[int]]:
+    """Return the numbers of exchanged rows if all ranks have the same load."""
+    numbers = [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
+    return numbers, [rows // ranks] * (ranks - 1) + [rows - rows // ranks * (ranks - 1)]
 
 
 def _fused_statistics(logits: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,7 +228,8 @@ def _fused_gradient(logits: Tensor, *_: Tensor) -> Tensor:
 def _group_names(context: DistributedContext) -> dict[str, tuple[str, int]]:
     """Return the name of each process group in torch -> its dimensions and its number of ranks."""
     groups = {"all": context.checkpoint_group, "data": context.data_group, "context": context.context_group}
-    groups |= {name: context.group(name) for name in context.mesh.mesh_dim_names or ()}
+    for mesh in (context.mesh, context.experts):
+        groups |= {} if mesh is None else {name: mesh.get_group(name) for name in mesh.mesh_dim_names or ()}
     return {group.group_name: (name, group.size()) for name, group in groups.items() if group is not None}
 
 

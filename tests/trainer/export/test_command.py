@@ -21,6 +21,10 @@ from trainyard.config.training.models import DecoderConfig, ModelConfig
 from trainyard.models.dataset import Shard, TokenDataset
 
 DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 32, "sequence_length": 8}
+EXPERTS = {
+    **{"architecture": "qwen3_moe", "dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "sequence_length": 8},
+    **{"experts": 4, "experts_per_token": 2, "expert_size": 8},
+}
 GPT2 = {
     "kind": "hugging_face",
     "config": {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 16},
@@ -78,12 +82,13 @@ def test_decoder_is_exported_with_int8_weights(
     assert (quantized(tokens).logits - exact).std() < 0.05 * exact.std()
 
 
+@pytest.mark.parametrize("shape", [DECODER, EXPERTS])
 def test_exported_decoder_loads_in_transformers(
-    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+    shape: dict[str, Any], tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, uri = checkpoint(DECODER, tmp_path / "checkpoints", group)
+    model, uri = checkpoint(shape, tmp_path / "checkpoints", group)
     tokenizer = tmp_path / "dataset"
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).to_str())
@@ -95,6 +100,14 @@ def test_exported_decoder_loads_in_transformers(
         parameter.data = parameter.data.bfloat16().float()
     torch.testing.assert_close(exported.float()(tokens).logits, model(tokens), atol=1e-4, rtol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)("b")["input_ids"] == [1]
+
+
+def test_int8_weights_of_experts_are_refused(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, uri = checkpoint(EXPERTS, tmp_path / "checkpoints", group)
+    assert run(monkeypatch, uri, str(tmp_path / "target"), "--int8") == 2
+    assert "the experts of this model have most of its weights" in capsys.readouterr().err
 
 
 def test_special_tokens_are_those_of_the_dataset(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.conftest import ROOT, TINY
 from tests.trainer.models.library_models import save_model
+from trainer.export import __main__ as export_command
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pipeline-and-tensor": {"pipeline": 2, "tensor": 2},
 }
 NAMES = ("llama", "qwen3")
-CASES = [(name, layout) for name in NAMES for layout in LAYOUTS] + [("qwen3-moe", "ddp"), ("qwen3-moe", "fsdp")]
+EXPERT_LAYOUTS = {"expert": {"data": "fsdp", "expert": 4}, "expert-and-fsdp": {"data": "fsdp", "expert": 2}}
+CASES = [(name, layout) for name in NAMES for layout in LAYOUTS]
+CASES += [("qwen3-moe", layout) for layout in ("ddp", "fsdp", *EXPERT_LAYOUTS)]
 
 
 def config(model: Path, parallel: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path)
     folder = tmp_path_factory.mktemp("round-trip")
     for name in dict(CASES):
         save_model(folder / name, name, dtype=torch.bfloat16)
-    runs = {str(folder / f"{name}-{layout}"): config(folder / name, LAYOUTS[layout]) for name, layout in CASES}
+    runs = {
+        str(folder / f"{name}-{layout}"): config(folder / name, (LAYOUTS | EXPERT_LAYOUTS)[layout])
+        for name, layout in CASES
+    }
+    lora = {"lora": {"targets": ["q_proj", "o_proj"]}, "precision": "bf16"}
+    runs[str(folder / "lora")] = config(folder / "qwen3-moe", EXPERT_LAYOUTS["expert-and-fsdp"]) | lora
     (folder / "runs.json").write_text(json.dumps(runs))
     environment = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "DATA_URI": str(dataset)}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
@@ -69,6 +77,22 @@ def test_exported_weights_are_bit_equal(folder: Path, name: str, layout: str) ->
     for key, tensor in expected.items():
         assert actual[key].dtype == torch.bfloat16
         assert torch.equal(actual[key], tensor), key
+
+
+def test_merged_weights_of_experts_are_those_of_the_base(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the run and later: LoRA adapts the attention, here by zero."""
+    base = folder / "qwen3-moe"
+    uri = f"{folder}/lora/checkpoints/step-00000001"
+    monkeypatch.setattr("sys.argv", ["export", uri, str(tmp_path), "--base", str(base)])
+    assert export_command.main() == 0
+    expected = load_file(base / "model.safetensors")
+    for export in (folder / "lora/results/export", tmp_path):
+        merged = load_file(export / "model.safetensors")
+        assert {key: torch.equal(tensor, expected[key]) for key, tensor in merged.items()} == dict.fromkeys(
+            expected, True
+        )
 
 
 @pytest.mark.parametrize("name", dict(CASES))

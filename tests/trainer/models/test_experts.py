@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from trainer.models.decoder import Decoder
@@ -30,7 +30,7 @@ def decoder(**changes: float) -> Decoder:
     return model
 
 
-def router_weights(model: Decoder) -> list[nn.Parameter]:
+def router_weights(model: Decoder) -> list[Tensor]:
     return [layer.gate.weight for layer in model.modules() if isinstance(layer, ExpertLayer)]
 
 
@@ -79,6 +79,14 @@ def test_experts_without_tokens_have_a_gradient_of_zero() -> None:
     gradient = layer.experts.up_proj.grad
     assert gradient is not None
     assert sorted(gradient.flatten(1).any(1).tolist()) == [False, False, True, True]
+
+
+def test_rank_without_tokens_has_gradients_of_zero() -> None:
+    """All ranks of a group reduce gradients, also a rank whose experts no token has."""
+    experts, rows = expert_layer().experts, torch.zeros(0, 32, requires_grad=True)
+    experts(rows, torch.zeros(4, dtype=torch.int32)).backward(torch.zeros(0, 32))
+    gradients = [parameter.grad for parameter in experts.parameters()]
+    assert [gradient is not None and not gradient.any() for gradient in gradients] == [True] * 3
 
 
 def test_layer_is_compiled_as_one_graph() -> None:

@@ -10,6 +10,7 @@ from tests.trainer.conftest import TINY
 from trainer.plan.collectives import Operation
 from trainer.plan.step import RankPlan, plan_rank
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
 
 MODEL = {"dim": 64, "layers": 4, "heads": 4, "kv_heads": 2, "intermediate_size": 128, "vocabulary": 512}
 UNITS = 4 + 2  # of fully_shard: blocks, embedding, and norm with head
@@ -96,6 +97,29 @@ def test_pipeline_stages_have_their_blocks_only(rank: int) -> None:
     planned = plan(2, rank, parallel={"pipeline": 2})
     assert 0.4 * BYTES < planned.memory["parameters"] < 0.6 * BYTES
     assert counts(planned)["send", "pipeline"] == 32
+
+
+@pytest.mark.slow
+def test_expert_parallel_ranks_exchange_tokens() -> None:
+    """Per layer and micro-batch: numbers and rows to the experts, and their results; for gradients the rows only."""
+    experts = {"architecture": "qwen3_moe", "experts": 16, "experts_per_token": 2, "expert_size": 64}
+    planned = plan(8, parallel={"data": "fsdp", "expert": 4}, model={**MODEL, **experts})
+    assert counts(planned)["all_to_all", "expert"] == 4 * 4 * (3 + 2)
+    rows = 2 * 128 * 64 * 4  # bytes: copies of the tokens of a sample, their width, and fp32
+    exchanged = planned.collectives[Operation("all_to_all", "expert", 4)]
+    assert exchanged.bytes == 4 * 4 * (4 * rows + 16 * 4)
+    assert counts(planned)["reduce_scatter", "expert_shard"] == 4 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expert", [1, 4])
+def test_each_rank_has_its_part_of_the_experts(expert: int) -> None:
+    experts = {"architecture": "qwen3_moe", "experts": 16, "experts_per_token": 2, "expert_size": 64}
+    model = TrainerConfig.model_validate({"model": {**MODEL, **experts}}).model
+    assert isinstance(model, DecoderConfig)
+    planned = plan(8, parallel={"data": "fsdp", "expert": expert}, model={**MODEL, **experts})
+    assert planned.memory["parameters"] == pytest.approx(4 * model.parameters / 8, rel=0.01)
+    assert planned.memory["optimizer"] == pytest.approx(8 * model.parameters / 8, rel=0.01)
 
 
 @pytest.mark.slow

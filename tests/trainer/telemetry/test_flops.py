@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.trainer.conftest import TINY, tiny
+from trainer.models import build
 from trainer.telemetry.flops import (
     counted_flops,
     decoder_flops,
@@ -46,6 +48,16 @@ def test_formula_matches_torchs_counter(kind: str, causal: bool) -> None:
     if causal:
         flops += 6 * 2 * 128 * length  # eager attention also computes the masked part
     assert flops == pytest.approx(counter.get_total_flops() / length, rel=0.02)
+
+
+def test_flops_of_a_token_are_those_of_its_experts_and_router() -> None:
+    """As a feed-forward layer with the width of two experts."""
+    experts = {"architecture": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_size": 48}
+    dense = {"architecture": "qwen3", "intermediate_size": 2 * 48}
+    with_experts, without = (build(tiny(model=TINY["model"] | keys)).flops for keys in (experts, dense))
+    assert with_experts is not None
+    assert without is not None
+    assert with_experts - without == 6 * 2 * 32 * 8 * 32  # layers, width, experts and tokens
 
 
 def test_counting_restores_the_model() -> None:

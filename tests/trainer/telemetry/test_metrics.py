@@ -184,6 +184,13 @@ def test_prometheus_parser_reads_the_metrics(alone: Environment) -> None:
     assert "trainyard_train_mfu_ratio" not in parsed  # unknown on a CPU
 
 
+def test_load_of_experts_is_a_metric(alone: Environment) -> None:
+    record_steps(alone, [2.0], expert_load=1.5)
+    assert lines(alone)[0].expert_load == 1.5
+    (load,) = families((alone.metrics_dir / "trainer.prom").read_text())["trainyard_train_expert_load_ratio"].samples
+    assert load.value == 1.5
+
+
 def test_prometheus_names_end_in_units_and_are_described(tmp_path: Path) -> None:
     file = PrometheusTextfile(tmp_path / "trainer.prom", 'a"b\\c\nd')
     file.write(metric(3, validation_loss=2.0, mfu=0.5, loss_scale=2.0))

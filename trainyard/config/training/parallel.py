@@ -39,6 +39,12 @@ class ParallelConfig(StrictModel):
         description="Context parallel degree: ranks with a part of each sequence. They also share the shards of fsdp.",
     )
     tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks that share each layer.")
+    expert: Integer = Field(
+        1,
+        gt=0,
+        description="Expert parallel degree: data parallel ranks that have different experts, and exchange the tokens "
+        "for them (qwen3_moe, fsdp). Divides the experts and the ranks.",
+    )
     pipeline: Integer = Field(1, gt=0, description="Pipeline parallel degree: stages of consecutive layers.")
     schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Pipeline schedule.")
 
@@ -147,6 +153,9 @@ def parallel_problems(
     elif parallel.data == "hsdp" and group % parallel.context:
         reason = f"shard groups of {group} are no multiple of context {parallel.context}"
         yield Problem("parallel.shard", parallel.shard, reason, "Set it to a multiple", "shard_not_a_multiple")
+    if parallel.expert > 1 and ranks % parallel.expert:
+        reason = f"does not divide the {ranks} processes of a shard of the layers"
+        yield Problem("parallel.expert", parallel.expert, reason, "Set it to a divisor", "expert_not_a_divisor")
     if batch % (micro_batch * data):
         reason = f"batch_size {batch} is not a multiple of micro_batch_size {micro_batch} x {data} processes"
         if used > 1:
@@ -160,6 +169,8 @@ def parallel_problems(
 
 
 def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Problem]:
+    if parallel.expert > 1:
+        yield from _expert_problems(parallel, model)
     if not isinstance(model, DecoderConfig):
         for key in ("context", "tensor", "pipeline"):
             if (degree := getattr(parallel, key)) > 1:
@@ -212,3 +223,19 @@ def _unsupported_with_experts(parallel: ParallelConfig) -> Iterator[Problem]:
             reason = "a model with experts supports data and expert parallelism only"
             fix = "Set it to 1; with data: fsdp each rank has a shard of every parameter"
             yield Problem(f"parallel.{key}", degree, reason, fix, "parallelism_unsupported_by_experts")
+
+
+def _expert_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Problem]:
+    fix, code = "Set it to 1", "expert_parallelism_unsupported"
+    if isinstance(model, DecoderConfig) and not model.has_shape:
+        return
+    experts = model.experts if isinstance(model, DecoderConfig) else None
+    if experts is None:
+        reason = "the model has no experts"
+    elif parallel.data != "fsdp":
+        reason, fix = f"parallel.data is {parallel.data}, and experts are distributed with fsdp", "Set data: fsdp"
+    elif experts % parallel.expert:
+        reason, fix, code = f"does not divide the {experts} experts", "Set it to a divisor", "expert_not_a_divisor"
+    else:
+        return
+    yield Problem("parallel.expert", parallel.expert, reason, fix, code)
