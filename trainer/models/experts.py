@@ -44,13 +44,18 @@ class Experts(nn.Module):
         return self._compute(rows, counts) if self.exchange is None else self.exchange(rows, counts, self._compute)
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
-        ends = counts.cumsum(0, dtype=torch.int32)
-        hidden = functional.silu(self._product(rows, "gate_proj", ends)) * self._product(rows, "up_proj", ends)
-        return self._product(hidden, "down_proj", ends)
+        gates = expert_product(rows, local_part(self.gate_proj), counts)
+        hidden = functional.silu(gates) * expert_product(rows, local_part(self.up_proj), counts)
+        return expert_product(hidden, local_part(self.down_proj), counts)
 
-    def _product(self, rows: Tensor, name: str, ends: Tensor) -> Tensor:
-        weight = local_part(getattr(self, name)).to(rows.dtype)  # autocast does not convert it
-        return functional.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+
+def expert_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """Return the product of the rows of each expert with its weights, which are converted to the type of the rows.
+
+    rows: (rows, inputs), weights: (experts, outputs, inputs), counts: (experts,), result: (rows, outputs).
+    """
+    converted: Tensor = _OfUsedExperts.apply(weights.to(rows.dtype), counts)  # autocast does not convert them
+    return functional.grouped_mm(rows, converted.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
 
 
 class ExpertLayer(nn.Module):
@@ -134,6 +139,23 @@ def ordered_rows(x: Tensor, index: Tensor, position: Tensor, copies: int = 1) ->
     """Return x[index], which has `copies` copies of each row. position: for the copies of each row, where they are."""
     rows: Tensor = _OrderedRows.apply(x, index, position, copies)
     return rows
+
+
+class _OfUsedExperts(torch.autograd.Function):
+    """The gradient of the weights is 0 for experts without rows, for which torch's product may not write it.
+
+    On Blackwell GPUs it has arbitrary values there: github.com/pytorch/pytorch/issues/172439.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, counts: Tensor) -> Tensor:
+        ctx.save_for_backward(counts)
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        (counts,) = ctx.saved_tensors
+        return gradients[0].masked_fill((counts == 0).view(-1, 1, 1), 0), None
 
 
 class _OrderedRows(torch.autograd.Function):

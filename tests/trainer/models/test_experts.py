@@ -81,6 +81,22 @@ def test_experts_without_tokens_have_a_gradient_of_zero() -> None:
     assert sorted(gradient.flatten(1).any(1).tolist()) == [False, False, True, True]
 
 
+def test_gradient_that_the_product_has_not_written_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some GPUs that of experts without rows has any value."""
+    experts = expert_layer().experts
+    product = functional.grouped_mm
+
+    def without_result(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
+        unwritten = torch.tensor([1])
+        weights.register_hook(lambda gradient: gradient.index_fill(0, unwritten, torch.nan))  # type: ignore[no-untyped-call]
+        return product(rows, weights, offs=offs)
+
+    monkeypatch.setattr(functional, "grouped_mm", without_result)
+    experts(torch.randn(6, 32), torch.tensor([2, 0, 3, 1], dtype=torch.int32)).pow(2).sum().backward()
+    gradients = [parameter.grad for parameter in experts.parameters()]
+    assert [gradient is not None and gradient.isfinite().all().item() for gradient in gradients] == [True] * 3
+
+
 def test_rank_without_tokens_has_gradients_of_zero() -> None:
     """All ranks of a group reduce gradients, also a rank whose experts no token has."""
     experts, rows = expert_layer().experts, torch.zeros(0, 32, requires_grad=True)
