@@ -3,17 +3,15 @@
 The documents are lines of text: micro-batches have different numbers of targets.
 """
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.trainer.conftest import ROOT, TINY
+from tests.trainer.layouts import read_metrics, run_layouts
 from trainyard.models.dataset import INDEX, TokenDataset
 
 pytestmark = pytest.mark.slow
@@ -67,33 +65,16 @@ def config(changes: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -> dict[str, list[dict[str, Any]]]:
     """The metrics of each layout."""
-    lines = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
     lines_of_text = tmp_path_factory.mktemp("data") / "lines"
     shutil.copytree(dataset, lines_of_text)
     index = TokenDataset.model_validate_json((dataset / INDEX).read_text()).model_copy(update={"end": ord("\n")})
     (lines_of_text / INDEX).write_text(index.model_dump_json())
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "DATA_URI": str(lines_of_text),
-        "TRAINYARD_CACHE": str(cache),
-    }
+    variables = {"PYTHONPATH": str(ROOT), "DATA_URI": str(lines_of_text), "TRAINYARD_CACHE": str(cache)}
     for processes, layouts in {**LAYOUTS, 2: LAYOUTS[2] | FP16_LAYOUTS}.items():
         folder = tmp_path_factory.mktemp(f"on-{processes}")
-        file = folder / "runs.json"
-        file.write_text(json.dumps({str(folder / name): config(changes) for name, changes in layouts.items()}))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        process = subprocess.run(
-            [*torchrun, "-m", "tests.trainer.layouts", str(file)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert process.returncode == 0, process.stderr[-4000:]
-        for name in layouts:
-            text = (folder / name / "metrics/metrics.jsonl").read_text()
-            lines[name] = [json.loads(line) for line in text.splitlines()]
+        run_layouts(folder, processes, {name: config(each) for name, each in layouts.items()}, os.environ | variables)
+        lines |= {name: read_metrics(folder / name) for name in layouts}
     return lines
 
 
