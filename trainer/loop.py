@@ -102,7 +102,7 @@ def _train(
         is_new_process = session.optimizer is None
         if session.optimizer is None:
             parallelize(model, config, distributed, precision)
-            session.optimizer = build_optimizer(list(model.module.parameters()), config.optimizer)
+            session.optimizer = build_optimizer(model, config.optimizer)
         parameters, optimizer = list(model.module.parameters()), session.optimizer
         optimizer.zero_grad()  # after a recovery they are parts of the old module
         module = replicate(model, config, distributed, init_sync=source is None)

@@ -1,24 +1,68 @@
-"""The AdamW optimizer and the schedules of its learning rate."""
+"""The optimizers, AdamW or Muon with AdamW, and the schedules of the learning rate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
+from trainer.models.model import Model
 from trainyard.config.training.config import OptimizerConfig
 
 
-def build_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW of the parameters that are not frozen, with weight decay on matrices, not on gains and biases."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
-    vectors = [parameter for parameter in trained if parameter.dim() < 2]
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of hidden layers, and AdamW for all other parameters, with one state and list of groups.
+
+    Muon: Jordan et al., kellerjordan.github.io/posts/muon. Its updates have the size of AdamW's, so that both have the
+    same learning rate: Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982.
+    """
+
+    def __init__(self, hidden: list[nn.Parameter], others: list[dict[str, Any]], config: OptimizerConfig) -> None:
+        self._muon = torch.optim.Muon(
+            hidden,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self._adamw = _adamw(others, config)
+        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+        self._muon.state = self._adamw.state = self.state
+        self._muon.param_groups, self._adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all parameters that have gradients."""
+        assert closure is None, "the gradients are computed before"
+        self._muon.step()  # type: ignore[no-untyped-call]
+        self._adamw.step()
+
+
+def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return the optimizer of the parameters that are not frozen, with weight decay on matrices only.
+
+    Muon is for the matrices in the blocks of the model, not for embedding and output layer.
+    """
+    in_blocks = {id(parameter) for block in model.blocks.values() for parameter in block.parameters()}
+    hidden: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for parameter in model.module.parameters():
+        if not parameter.requires_grad:
+            continue
+        if config.kind == "muon" and id(parameter) in in_blocks and parameter.dim() == 2:
+            hidden.append(parameter)
+        else:
+            (matrices if parameter.dim() >= 2 else vectors).append(parameter)
     groups = [
         {"params": group, "weight_decay": decay}
         for group, decay in ((matrices, config.weight_decay), (vectors, 0.0))
         if group
     ]
+    return MuonWithAdamW(hidden, groups, config) if config.kind == "muon" else _adamw(groups, config)
+
+
+def _adamw(groups: Iterable[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 

@@ -102,7 +102,7 @@ def update_weights(
     """Clip the gradients and update the weights; unchanged if loss or norm is not finite. Does not wait for the device.
 
     loss, norm: scalars. `scale`: factor of the gradients that `norm` does not have. The optimizer skips the step as for
-    torch's GradScaler.
+    torch's GradScaler. Muon does not skip it: the run then ends before the weights are saved.
     """
     is_finite = loss.isfinite() & norm.isfinite()
     clipping = (clip_norm / (norm + 1e-6)).clamp(max=1.0)

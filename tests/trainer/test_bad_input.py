@@ -67,6 +67,10 @@ MISTAKES = {
     "a minimum learning rate above the maximum": Mistake(
         "learning_rate_below_minimum", "config.optimizer", {"optimizer": {"learning_rate": 1e-5}}
     ),
+    "muon with a loss scale": Mistake(
+        "muon_unsupported", "config", {"optimizer": {"kind": "muon"}, "precision": "fp16"}
+    ),
+    "muon of images": Mistake("muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(kind="images")),
     "a beta of one": Mistake("less_than", "config.optimizer.beta2", {"optimizer": {"beta2": 1}}),
     "an unknown export": Mistake("literal_error", "config.checkpoint.export.0", {"checkpoint": {"export": ["onnx"]}}),
     "no ranks to trace": Mistake("too_short", "config.profile.ranks", {"profile": {"first_step": 1, "ranks": []}}),

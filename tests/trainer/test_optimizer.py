@@ -1,11 +1,15 @@
-"""Schedules of the learning rate."""
+"""Optimizers and schedules of the learning rate."""
 
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
-from trainer.optimizer import learning_rate
+from tests.trainer.conftest import tiny
+from trainer.checkpoints import Progress, State
+from trainer.models import Model, build
+from trainer.optimizer import build_optimizer, learning_rate
 from trainyard.config.training.config import OptimizerConfig
 
 PEAK, FLOOR, STEPS = 1e-3, 1e-4, 20
@@ -47,3 +51,32 @@ def test_a_longer_job_has_the_same_rates_before_the_decay() -> None:
 def test_decay_steps_of_another_schedule_are_refused() -> None:
     with pytest.raises(ValidationError, match="decay_steps is for the schedule wsd"):
         OptimizerConfig(decay_steps=3)
+
+
+@pytest.fixture
+def muon() -> tuple[Model, torch.optim.Optimizer]:
+    """A model with gradients, and its optimizer."""
+    model = build(tiny())
+    model.module.to_empty(device="cpu")
+    for parameter in model.module.parameters():
+        torch.nn.init.ones_(parameter)
+        parameter.grad = torch.randn_like(parameter)
+    return model, build_optimizer(model, OptimizerConfig(kind="muon"))
+
+
+def test_muon_is_for_the_matrices_of_blocks(muon: tuple[Model, torch.optim.Optimizer]) -> None:
+    model, optimizer = muon
+    optimizer.step()
+    state = State(model=model.module, optimizer=optimizer, progress=Progress(), shape={}).tensors()["optimizer"]
+    with_muon = {name for name, values in state.items() if "momentum_buffer" in values}
+    assert with_muon == {name for name in state if name.startswith("layers.") and "_proj." in name}
+    assert {name for name, values in state.items() if "exp_avg" in values} == set(state) - with_muon
+    assert set(state) == set(dict(model.module.named_parameters()))
+
+
+def test_groups_set_the_learning_rate_of_all_parameters(muon: tuple[Model, torch.optim.Optimizer]) -> None:
+    model, optimizer = muon
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    assert all(bool((parameter == 1).all()) for parameter in model.module.parameters())

@@ -102,7 +102,7 @@ class _Steps:
         parameters = list(model.module.parameters())
         self.recorder.label(parameters, "parameters")
         self.recorder.label(model.module.buffers(), "buffers")
-        optimizer = build_optimizer(parameters, config.optimizer)
+        optimizer = build_optimizer(model, config.optimizer)
         forward_backward = build_forward_backward(module, config, context, precision)
         for _ in range(_STEPS):
             self._micro_batches.clear()

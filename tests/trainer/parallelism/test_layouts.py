@@ -52,6 +52,13 @@ FP16_LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor-fp16": {"precision": "fp16", "parallel": {"tensor": 2}},
     "pipeline-fp16": {"precision": "fp16", "parallel": {"pipeline": 2}},
 }
+# By number of processes. Muon orthogonalizes in bf16.
+MUON = {"optimizer": {**TINY["optimizer"], "clip_norm": 0.2, "kind": "muon"}}
+MUON_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    1: {"muon": MUON},
+    2: {"muon-ddp": MUON, "muon-fsdp": MUON | {"parallel": {"data": "fsdp"}}},
+    4: {"muon-tensor-and-fsdp": MUON | {"parallel": {"tensor": 2, "data": "fsdp"}}},
+}
 STEPS = 5
 
 
@@ -71,7 +78,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -
     index = TokenDataset.model_validate_json((dataset / INDEX).read_text()).model_copy(update={"end": ord("\n")})
     (lines_of_text / INDEX).write_text(index.model_dump_json())
     variables = {"PYTHONPATH": str(ROOT), "DATA_URI": str(lines_of_text), "TRAINYARD_CACHE": str(cache)}
-    for processes, layouts in {**LAYOUTS, 2: LAYOUTS[2] | FP16_LAYOUTS}.items():
+    for processes, listed in LAYOUTS.items():
+        layouts = listed | MUON_LAYOUTS[processes] | (FP16_LAYOUTS if processes == 2 else {})
         folder = tmp_path_factory.mktemp(f"on-{processes}")
         run_layouts(folder, processes, {name: config(each) for name, each in layouts.items()}, os.environ | variables)
         lines |= {name: read_metrics(folder / name) for name in layouts}
@@ -111,3 +119,10 @@ def test_fp16_is_close_to_fp32_in_each_layout(runs: dict[str, list[dict[str, Any
 def test_pipeline_schedule_counts_as_backward(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
     for line in runs[layout]:
         assert line["forward_seconds"] == 0 < line["backward_seconds"]
+
+
+@pytest.mark.parametrize("layout", [name for layouts in MUON_LAYOUTS.values() for name in layouts if name != "muon"])
+def test_muon_is_close_to_that_of_one_process(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
+    actual, single = ([line["loss"] for line in runs[name]] for name in (layout, "muon"))
+    assert actual == pytest.approx(single, abs=1e-4)
+    assert actual[-1] < actual[0]

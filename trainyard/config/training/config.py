@@ -14,8 +14,14 @@ from trainyard.errors import Problem
 
 
 class OptimizerConfig(StrictModel):
-    """AdamW with linear warm-up and a schedule of the learning rate."""
+    """AdamW or Muon with linear warm-up and a schedule of the learning rate."""
 
+    kind: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="AdamW; or Muon for the matrices of hidden layers, with AdamW for all other parameters. Both have "
+        "the learning rate of AdamW.",
+    )
+    momentum: Number = Field(0.95, ge=0, lt=1, description="Momentum of Muon.")
     learning_rate: Number = Field(3e-3, gt=0, description="Peak learning rate, reached after warm-up.")
     schedule: Literal["cosine", "wsd", "constant"] = Field(
         "cosine",
@@ -309,6 +315,17 @@ class TrainerConfig(StrictModel):
                 "float8_unaligned_dimensions",
                 f"precision float8 needs multiples of 16, and the model has {', '.join(unsupported)}",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _muon_is_supported(self) -> Self:
+        if self.optimizer.kind != "muon":
+            return self
+        if self.precision == "fp16":
+            raise validation_error("muon_unsupported", "optimizer.kind muon needs precision bf16, fp32 or float8")
+        if self.lora is not None or self.model.kind == "images":
+            other = "lora" if self.lora is not None else "model.kind images"
+            raise validation_error("muon_unsupported", f"optimizer.kind muon does not support {other}: set adamw")
         return self
 
     @model_validator(mode="after")
