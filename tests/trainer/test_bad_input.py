@@ -188,6 +188,24 @@ MISTAKES = {
     "too few micro-batches": Mistake(
         "too_few_micro_batches", "config.parallel.pipeline", split(pipeline=2) | {"batch_size": 4}
     ),
+    "interleaved stages without a pipeline": Mistake(
+        "schedule_without_pipeline", "config.parallel.schedule", split(schedule="interleaved_1f1b")
+    ),
+    "several stages without interleaving": Mistake(
+        "stages_without_interleaving",
+        "config.parallel.stages_per_rank",
+        split(pipeline=2, stages_per_rank=2) | {"batch_size": 16},
+    ),
+    "interleaved stages without layers": Mistake(
+        "more_stages_than_layers",
+        "config.parallel.pipeline",
+        split(pipeline=2, schedule="interleaved_1f1b") | {"batch_size": 16},
+    ),
+    "uneven rounds of micro-batches": Mistake(
+        "uneven_rounds",
+        "config.batch_size",
+        split(pipeline=2, schedule="interleaved_1f1b") | shape(layers=4) | {"batch_size": 20},
+    ),
     "more stages than layers": Mistake(
         "more_stages_than_layers", "config.parallel.pipeline", split(pipeline=4) | {"batch_size": 16}
     ),

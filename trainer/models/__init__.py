@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.models.decoder import Decoder, stage_layers
+from trainer.models.decoder import Decoder, DecoderStages, stage_layers
 from trainer.models.lora import add_lora
 from trainer.models.model import Model
 from trainer.telemetry.flops import decoder_flops
@@ -13,7 +13,7 @@ __all__ = ["Model", "build"]
 
 
 def build(config: TrainerConfig, stage: int = 0) -> Model:
-    """Build the configured model, or one pipeline stage of it.
+    """Build the configured model, or the pipeline stages of a rank, whose first is `stage`.
 
     A model with an `initialize` function is on the `meta` device; others are initialized on the CPU. Raises InputError
     if the Hugging Face model cannot be created.
@@ -32,9 +32,14 @@ def build(config: TrainerConfig, stage: int = 0) -> Model:
 
 
 def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: int) -> Model:
-    layers = stage_layers(model_config.layers, config.parallel.pipeline, stage)
+    ranks, count = config.parallel.pipeline, config.parallel.stage_count
+    chunk, compiles = config.memory.loss_chunk_tokens, config.memory.compile
     with torch.device("meta"):
-        module = Decoder(model_config, config.memory.loss_chunk_tokens, layers, compiles_loss=config.memory.compile)
+        stages = [
+            Decoder(model_config, chunk, stage_layers(model_config.layers, count, number), compiles_loss=compiles)
+            for number in range(stage, count, ranks)
+        ]
+    module = stages[0] if len(stages) == 1 else DecoderStages(stages)
     if config.lora is not None:
         add_lora(module, config.lora, torch.bfloat16 if config.precision == "bf16" else torch.float32)
     embedding = 0 if model_config.tie_embeddings else model_config.vocabulary * model_config.dim
@@ -44,7 +49,7 @@ def _build_decoder(config: TrainerConfig, model_config: DecoderConfig, stage: in
     return Model(
         module=module,
         blocks={f"layers.{number}": block for number, block in module.layers.items()},
-        initialize=module.initialize,
+        initialize=stages[0].initialize,
         pretrained=model_config.path if model_config.weights else None,
         vocabulary=model_config.vocabulary,
         parameters=model_config.parameters,

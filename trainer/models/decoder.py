@@ -274,6 +274,24 @@ class Decoder(nn.Module):
                 nn.init.normal_(getattr(module, key), std=0.02 / depth**0.5)
 
 
+class DecoderStages(nn.Module):
+    """Several pipeline stages of a rank: their submodules, by their names in the whole decoder. It is not called."""
+
+    def __init__(self, stages: Sequence[Decoder]) -> None:
+        super().__init__()
+        self.stages = tuple(stages)  # a tuple: torch would add their names to those of the parameters
+        self.layers = nn.ModuleDict({number: block for stage in stages for number, block in stage.layers.items()})
+        for stage in stages:
+            for name, child in stage.named_children():
+                if name != "layers":
+                    self.add_module(name, child)
+
+
+def stages_of(module: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the pipeline stages of a rank's module: itself, or those of `DecoderStages`."""
+    return module.stages if isinstance(module, DecoderStages) else (module,)
+
+
 def stage_layers(layers: int, stages: int, stage: int) -> range:
     """Return the layers of one pipeline stage.
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed import DistributedContext
-from trainer.models.decoder import Decoder
+from trainer.models.decoder import Decoder, stages_of
 from trainer.models.loss import target_share
 from trainer.parallelism.gradient_wait import GradientWait
 from trainer.precision import Precision
@@ -23,6 +23,7 @@ from trainyard.config.training import TrainerConfig
 from trainyard.config.training.models import DecoderConfig
 
 Batch = Sequence[Tensor]
+_Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
 
 class ForwardBackward(ABC):
@@ -136,46 +137,50 @@ class AccumulatedForwardBackward(ForwardBackward):
 
 
 class PipelinedForwardBackward(ForwardBackward):
-    """Pipeline parallelism: a step's micro-batches pass through the stages. Each rank is one stage."""
+    """Pipeline parallelism: a step's micro-batches pass through the stages. Each rank has one or several of them."""
 
     def __init__(
         self, module: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
     ) -> None:
         assert isinstance(config.model, DecoderConfig), "the configuration is validated"
-        self._module, self._distributed, self._scale = module, distributed, precision.loss_scale
+        self._stages, self._distributed, self._scale = stages_of(module), distributed, precision.loss_scale
         self._micro_batch, self._model, self._type = config.micro_batch_size, config.model, precision.type
-        self._schedule = self._build_schedule(
-            Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe, distributed.layout.accumulation
-        )
-        self._evaluation_schedules: dict[int, PipelineScheduleSingle] = {}  # by number of micro-batches
+        schedule = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
+        self._schedule = self._build_schedule(schedule, distributed.layout.accumulation)
+        self._evaluation_schedules: dict[int, _Schedule] = {}  # by number of micro-batches
 
-    def _build_schedule(self, schedule: type[PipelineScheduleSingle], count: int) -> PipelineScheduleSingle:
+    def _build_schedule(self, schedule: type[PipelineScheduleSingle], count: int) -> _Schedule:
+        """Return the schedule for `count` micro-batches: interleaved 1F1B if ranks have several stages."""
         distributed = self._distributed
-        inputs, outputs = self._stage_shapes()
-        stage = PipelineStage(
-            self._module,
-            distributed.pipeline_stage,
-            distributed.layout.pipeline,
-            distributed.device,
-            input_args=inputs,
-            output_args=outputs,
-            group=distributed.group("pipeline"),
-        )
+        ranks, total = distributed.layout.pipeline, distributed.layout.pipeline * len(self._stages)
+        stages: list[Any] = []
+        for number, module in zip(range(distributed.pipeline_stage, total, ranks), self._stages, strict=True):
+            inputs, outputs = self._stage_shapes(is_first=number == 0, is_last=number == total - 1)
+            stage = PipelineStage(
+                module,
+                number,
+                total,
+                distributed.device,
+                input_args=inputs,
+                output_args=outputs,
+                group=distributed.group("pipeline"),
+            )
+            stages.append(stage)
         # Losses are divided before the sum, as in `AccumulatedForwardBackward`: undivided sums can overflow fp16.
-        return schedule(stage, count, loss_fn=partial(self._loss, count), scale_grads=False)
+        loss = partial(self._loss, count)
+        if len(stages) > 1:
+            return ScheduleInterleaved1F1B(stages, count, loss_fn=loss, scale_grads=False)
+        return schedule(stages[0], count, loss_fn=loss, scale_grads=False)
 
-    def _stage_shapes(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and outputs of this stage without data: tokens, the residual stream, or the loss."""
+    def _stage_shapes(self, *, is_first: bool, is_last: bool) -> tuple[Tensor, Tensor]:
+        """Return inputs and outputs of a stage without data: tokens, the residual stream, or the loss."""
         distributed, model, size = self._distributed, self._model, self._micro_batch
         shape = (size, model.sequence_length // (distributed.layout.tensor * distributed.layout.context), model.dim)
         with torch.device("meta"):
             stream = torch.empty(shape, dtype=self._type, requires_grad=True)
             tokens = torch.empty(size, model.sequence_length, dtype=torch.int64)
             loss = torch.empty((), requires_grad=True)
-        return (
-            stream if distributed.pipeline_stage else tokens,
-            loss if distributed.is_last_stage else stream,
-        )
+        return tokens if is_first else stream, loss if is_last else stream
 
     def _loss(self, count: int, loss: Tensor, _: Tensor) -> Tensor:
         """Scale the loss, which is the output of the last stage's forward pass."""

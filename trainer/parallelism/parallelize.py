@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.distributed import DistributedContext
-from trainer.models.decoder import Attention, Block, Decoder
+from trainer.models.decoder import Attention, Block, Decoder, stages_of
 from trainer.models.model import Initialize, Model
 from trainer.parallelism.expert_parallel import distribute_experts, divide_expert_gradients, placement_of_experts
 from trainer.parallelism.tensor_parallel import parallelize_block, parallelize_embedding_and_head
@@ -37,7 +37,7 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
     if config.precision == "float8":
         to_float8(model.blocks, config.float8, config.parallel.tensor)
     if (part := distributed.sequence_part) is not None:
-        for each in module.modules():
+        for each in (each for stage in stages_of(module) for each in stage.modules()):
             if isinstance(each, Decoder | Attention):
                 each.sequence_part = part
     for name, block in model.blocks.items():
@@ -58,7 +58,8 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
             _shard(block, config, distributed, precision)
             if distributed.experts is not None:
                 divide_expert_gradients(cast(FSDPModule, block), distributed.experts)
-    _materialize(module, "", model, config.seed, distributed.device)
+    for stage in stages_of(module):
+        _materialize(stage, "", model, config.seed, distributed.device)
     if tensor is not None:
         parallelize_embedding_and_head(module, tensor)
     if config.parallel.sharded:
@@ -66,7 +67,8 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
             _shard_embedding_and_head(module, config, distributed, precision)
         # Parameters that are in no other unit are gathered during the whole forward pass, and needed first in the
         # backward pass.
-        _shard(module, config, distributed, precision, reshard=False)
+        for stage in stages_of(module):
+            _shard(stage, config, distributed, precision, reshard=False)
 
 
 def _shard_embedding_and_head(

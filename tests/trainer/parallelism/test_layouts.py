@@ -52,6 +52,24 @@ FP16_LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor-fp16": {"precision": "fp16", "parallel": {"tensor": 2}},
     "pipeline-fp16": {"precision": "fp16", "parallel": {"pipeline": 2}},
 }
+# By number of processes, with four layers. Two ranks have two stages each.
+DEEP = {"model": {**TINY["model"], "layers": 4}}
+INTERLEAVED = {"pipeline": 2, "schedule": "interleaved_1f1b"}
+DEEP_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    1: {"deep": DEEP},
+    2: {"interleaved": DEEP | {"parallel": INTERLEAVED}},
+    4: {
+        "interleaved-and-fsdp": DEEP | {"parallel": {**INTERLEAVED, "data": "fsdp"}},
+        "interleaved-and-tensor": DEEP | {"parallel": {**INTERLEAVED, "tensor": 2}},
+        "interleaved-and-context": DEEP | {"parallel": {**INTERLEAVED, "context": 2}},
+    },
+}
+# Resumed from a checkpoint of half of the steps: name -> number of processes and settings before, and after.
+CONSTANT = DEEP | {"optimizer": {**TINY["optimizer"], "clip_norm": 0.2, "schedule": "constant"}}
+RESUMED = {
+    "interleaved-to-single": ((2, CONSTANT | {"parallel": INTERLEAVED}), (1, CONSTANT)),
+    "single-to-interleaved": ((1, CONSTANT), (2, CONSTANT | {"parallel": INTERLEAVED})),
+}
 # By number of processes. Muon orthogonalizes in bf16.
 MUON = {"optimizer": {**TINY["optimizer"], "clip_norm": 0.2, "kind": "muon"}}
 MUON_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -79,11 +97,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -
     (lines_of_text / INDEX).write_text(index.model_dump_json())
     variables = {"PYTHONPATH": str(ROOT), "DATA_URI": str(lines_of_text), "TRAINYARD_CACHE": str(cache)}
     for processes, listed in LAYOUTS.items():
-        layouts = listed | MUON_LAYOUTS[processes] | (FP16_LAYOUTS if processes == 2 else {})
+        layouts = listed | DEEP_LAYOUTS[processes] | MUON_LAYOUTS[processes] | (FP16_LAYOUTS if processes == 2 else {})
         folder = tmp_path_factory.mktemp(f"on-{processes}")
         run_layouts(folder, processes, {name: config(each) for name, each in layouts.items()}, os.environ | variables)
         lines |= {name: read_metrics(folder / name) for name in layouts}
-    return lines
+    folder = tmp_path_factory.mktemp("resumed")
+    run_layouts(folder, 1, {"constant": config(CONSTANT)}, os.environ | variables)
+    for name, ((before, first), (after, second)) in RESUMED.items():
+        run_layouts(folder, before, {name: config(first) | {"steps": STEPS // 2}}, os.environ | variables)
+        run_layouts(folder, after, {name: config(second)}, os.environ | variables)
+    return lines | {name: read_metrics(folder / name) for name in ("constant", *RESUMED)}
 
 
 @pytest.mark.parametrize("layout", [name for layouts in LAYOUTS.values() for name in layouts])
@@ -126,3 +149,16 @@ def test_muon_is_close_to_that_of_one_process(runs: dict[str, list[dict[str, Any
     actual, single = ([line["loss"] for line in runs[name]] for name in (layout, "muon"))
     assert actual == pytest.approx(single, abs=1e-4)
     assert actual[-1] < actual[0]
+
+
+@pytest.mark.parametrize("layout", [name for layouts in DEEP_LAYOUTS.values() for name in layouts if name != "deep"])
+@pytest.mark.parametrize("figure", ["loss", "gradient_norm", "validation_loss"])
+def test_interleaved_stages_equal_one_process(runs: dict[str, list[dict[str, Any]]], layout: str, figure: str) -> None:
+    actual, single = ([line[figure] for line in runs[name] if line[figure] is not None] for name in (layout, "deep"))
+    assert actual == pytest.approx(single, abs=1e-5 if figure != "gradient_norm" else 1e-4)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_run_resumes_with_another_number_of_stages(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
+    actual, single = ([line["loss"] for line in runs[each]] for each in (name, "constant"))
+    assert actual == pytest.approx(single, abs=1e-5)

@@ -46,12 +46,22 @@ class ParallelConfig(StrictModel):
         "for them (qwen3_moe, fsdp). Divides the experts and the ranks.",
     )
     pipeline: Integer = Field(1, gt=0, description="Pipeline parallel degree: stages of consecutive layers.")
-    schedule: Literal["1f1b", "gpipe"] = Field("1f1b", description="Pipeline schedule.")
+    schedule: Literal["1f1b", "gpipe", "interleaved_1f1b"] = Field(
+        "1f1b",
+        description="Pipeline schedule. With interleaved_1f1b each rank has several stages: the ranks wait less, and "
+        "send more.",
+    )
+    stages_per_rank: Integer | None = Field(None, gt=1, description="Stages of a rank with interleaved_1f1b; none: 2.")
 
     @property
     def ranks_per_sample(self) -> int:
         """Number of ranks that train on the same samples."""
         return self.context * self.tensor * self.pipeline
+
+    @property
+    def stage_count(self) -> int:
+        """Number of pipeline stages on all ranks."""
+        return self.pipeline * ((self.stages_per_rank or 2) if self.schedule == "interleaved_1f1b" else 1)
 
     @property
     def sharded(self) -> bool:
@@ -122,6 +132,7 @@ def parallel_problems(
 
     `batch` and `micro_batch` are in samples. Keys are relative to the trainer's configuration.
     """
+    yield from _schedule_problems(parallel)
     yield from _model_problems(parallel, model)
     used = parallel.ranks_per_sample
     degrees = {name: getattr(parallel, name) for name in ("tensor", "context", "pipeline")}
@@ -166,6 +177,23 @@ def parallel_problems(
         reason = f"{parallel.pipeline} stages need as many micro-batches, and a rank has {micro_batches} in a step"
         fix = "Increase batch_size, or reduce micro_batch_size"
         yield Problem("parallel.pipeline", parallel.pipeline, reason, fix, "too_few_micro_batches")
+    elif parallel.stage_count > parallel.pipeline and micro_batches % (rounds := micro_batches // parallel.pipeline):
+        reason = f"{micro_batches} micro-batches of a step do not divide into {rounds} rounds of equal size"
+        fix = f"Change batch_size so that they are a multiple of {parallel.pipeline}"
+        yield Problem("batch_size", batch, reason, fix, "uneven_rounds")
+
+
+def _schedule_problems(parallel: ParallelConfig) -> Iterator[Problem]:
+    if parallel.schedule == "interleaved_1f1b" and parallel.pipeline == 1:
+        reason, fix = (
+            "is a schedule of several ranks, and parallel.pipeline is 1",
+            "Remove it, or set parallel.pipeline",
+        )
+        yield Problem("parallel.schedule", parallel.schedule, reason, fix, "schedule_without_pipeline")
+    elif parallel.schedule != "interleaved_1f1b" and parallel.stages_per_rank is not None:
+        reason = f"parallel.schedule is {parallel.schedule}, in which a rank has one stage"
+        fix = "Remove it, or set schedule: interleaved_1f1b"
+        yield Problem("parallel.stages_per_rank", parallel.stages_per_rank, reason, fix, "stages_without_interleaving")
 
 
 def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Problem]:
@@ -205,8 +233,8 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
                 "Set it to a divisor of all of them",
                 "tensor_parallel_not_a_divisor",
             )
-    if parallel.pipeline > model.layers:
-        reason = f"the model has {model.layers} layers"
+    if parallel.stage_count > model.layers:
+        reason = f"the model has {model.layers} layers, and the schedule {parallel.stage_count} stages"
         yield Problem(
             "parallel.pipeline", parallel.pipeline, reason, "Use fewer stages than layers", "more_stages_than_layers"
         )
