@@ -333,13 +333,15 @@ def _replace_model(substitution: SettingsSubstitution, processes: int, sources: 
     multiple = SMALL_STEPS["micro_batch_size"] * (world_size // parallel.ranks_per_sample)
     precision = "bf16" if config.precision == "float8" else config.precision
     model, text = _small_model(config.model, sources)
+    if parallel.stage_count > SMALL_MODEL["layers"]:  # with several stages per rank
+        model["layers"] = parallel.stage_count
     checkpoint = {**config.checkpoint.model_dump(exclude_defaults=True), **SMALL_STEPS["checkpoint"]}
     train = {
         "model": model,
         "precision": precision,
         "parallel": parallel.model_dump(exclude_defaults=True),
         **({} if config.lora is None else {"lora": config.lora.model_dump(exclude_defaults=True)}),
-        "optimizer": _SMALL_OPTIMIZER,
+        "optimizer": _SMALL_OPTIMIZER | config.optimizer.model_dump(include={"kind"}, exclude_defaults=True),
         "memory": config.memory.model_dump(exclude_defaults=True),
         "batch_size": multiple * parallel.pipeline,
         **SMALL_STEPS,
@@ -399,8 +401,11 @@ def _reduce_parallelism(parallel: ParallelConfig, world_size: int, processes_per
     if parallel.data == "hsdp":
         shard = gcd(parallel.shard or max(1, processes_per_node // tensor), world_size // (tensor * pipeline))
     expert = gcd(parallel.expert, world_size, EXPERTS)
-    degrees = {"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard, "expert": expert}
-    return parallel.model_copy(update=degrees)
+    changes: dict[str, Any] = {"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard}
+    changes |= {"expert": expert, "async_tensor": False}  # for GPUs only
+    if pipeline == 1 and parallel.schedule == "interleaved_1f1b":
+        changes |= {"schedule": "1f1b", "stages_per_rank": None}
+    return parallel.model_copy(update=changes)
 
 
 def _describe_parallelism(parallel: ParallelConfig) -> str:

@@ -18,6 +18,8 @@ PRIVATE_APIS: Mapping[str, str] = {
     "torch._foreach_mul_": "one kernel for the scaling of all gradients",
     "torch._functorch.aot_autograd.aot_function": "plan: the graphs of a compiled block",
     "torch._functorch.partitioners.min_cut_rematerialization_partition": "plan: the tensors that torch.compile saves",
+    "torch._inductor.config": "asynchronous tensor parallelism",
+    "torch._inductor.config._micro_pipeline_tp": "the same",
     "torch._inductor.decomposition.select_decomp_table": "plan: the operations that torch.compile sees",
     "torch._subclasses.fake_tensor.FakeTensorMode": "plan: tensors without data",
     "torch.cuda._pin_memory_utils.pin_memory": "pins memory of a file, which a restarted job maps again",

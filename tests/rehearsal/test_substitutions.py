@@ -73,6 +73,9 @@ def test_interval_in_steps_replaces_an_interval_in_seconds() -> None:
         (3, {"data": "hsdp", "shard": 4}, {"data": "hsdp", "shard": 2}),
         (4, {"data": "fsdp", "tensor": 8, "reshard_after_forward": False}, {"data": "fsdp", "tensor": 2}),
         (4, {"pipeline": 4}, {"pipeline": 2}),
+        (4, {"data": "fsdp", "context": 16}, {"data": "fsdp", "context": 8}),
+        (4, {"tensor": 8, "async_tensor": True}, {"tensor": 2}),
+        (4, {"pipeline": 2, "schedule": "interleaved_1f1b"}, {"pipeline": 2}),
         (3, {"data": "hsdp", "pipeline": 2, "schedule": "gpipe"}, {"data": "hsdp", "pipeline": 2, "shard": 1}),
     ],
 )
@@ -87,7 +90,8 @@ def test_gpu_stack_keeps_its_parallelism_with_smaller_degrees(
     unchanged = {key: value for key, value in parallel.items() if key in ("schedule", "reshard_after_forward")}
     assert train.parallel.model_dump(exclude_defaults=True) == expected | unchanged
     changes_of_parallelism = [change for change in changes if change.original.startswith(parallel.get("data", "ddp"))]
-    assert bool(changes_of_parallelism) == bool(parallel.keys() & {"tensor"} or parallel.get("pipeline", 0) > 2)
+    is_smaller = bool(parallel.keys() & {"tensor", "context"}) or parallel.get("pipeline", 0) > 2
+    assert bool(changes_of_parallelism) == is_smaller
 
 
 def test_gpu_stack_keeps_its_experts_and_their_parallelism() -> None:

@@ -67,6 +67,12 @@ MISTAKES = {
     "a minimum learning rate above the maximum": Mistake(
         "learning_rate_below_minimum", "config.optimizer", {"optimizer": {"learning_rate": 1e-5}}
     ),
+    "asynchronous tensor parallelism without ranks": Mistake(
+        "async_tensor_without_effect", "config", split(async_tensor=True)
+    ),
+    "asynchronous tensor parallelism without compilation": Mistake(
+        "async_tensor_without_effect", "config", split(async_tensor=True, tensor=2) | {"memory": {"compile": False}}
+    ),
     "muon with a loss scale": Mistake(
         "muon_unsupported", "config", {"optimizer": {"kind": "muon"}, "precision": "fp16"}
     ),

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -32,6 +33,8 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
     on_gpu = distributed.device.type == "cuda"
     compiled = memory.compile if memory.compile is not None else on_gpu
     tensor = distributed.mesh["tensor"] if config.parallel.tensor > 1 else None
+    if compiled:
+        set_async_tensor(enabled=config.parallel.async_tensor and on_gpu)
     if on_gpu and getattr(config.model, "synchronize_batch_norm", False):
         nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]  # in place
     if config.precision == "float8":
@@ -69,6 +72,14 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
         # backward pass.
         for stage in stages_of(module):
             _shard(stage, config, distributed, precision, reshard=False)
+
+
+def set_async_tensor(*, enabled: bool) -> None:
+    """Let torch.compile overlap matrix products with the collectives before and after them, part by part.
+
+    Wang et al., Overlap Communication with Dependent Computation via Decomposition, ASPLOS 2023.
+    """
+    inductor_config._micro_pipeline_tp = enabled
 
 
 def _shard_embedding_and_head(

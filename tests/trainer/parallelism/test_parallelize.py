@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 from torch.fx import GraphModule
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,6 +17,7 @@ from trainer.distributed import init_distributed
 from trainer.models import build, decoder, loss
 from trainer.models.decoder import rotate
 from trainer.parallelism import parallelize, replicate
+from trainer.parallelism.parallelize import set_async_tensor
 from trainer.precision import Precision
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
@@ -47,6 +49,12 @@ def test_rotary_table_remains_fp32(alone: Environment, monkeypatch: pytest.Monke
     monkeypatch.setattr(decoder, "rotate", recording_rotate)
     run_step(tiny(precision="bf16", parallel={"data": "fsdp"}), alone, lambda module: None)
     assert dtypes == {(torch.bfloat16, torch.float32)}
+
+
+def test_torch_compile_has_the_setting_of_asynchronous_tensor_parallelism() -> None:
+    for enabled in (True, False):
+        set_async_tensor(enabled=enabled)
+        assert inductor_config._micro_pipeline_tp is enabled
 
 
 @pytest.mark.parametrize("data", ["ddp", "fsdp"])

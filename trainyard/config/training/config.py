@@ -318,6 +318,14 @@ class TrainerConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _async_tensor_has_an_effect(self) -> Self:
+        if self.parallel.async_tensor and (self.parallel.tensor == 1 or self.memory.compile is False):
+            cause = "parallel.tensor is 1" if self.parallel.tensor == 1 else "memory.compile is false"
+            reason = f"parallel.async_tensor needs tensor parallelism and compiled blocks, and {cause}"
+            raise validation_error("async_tensor_without_effect", reason)
+        return self
+
+    @model_validator(mode="after")
     def _muon_is_supported(self) -> Self:
         if self.optimizer.kind != "muon":
             return self

@@ -39,6 +39,11 @@ class ParallelConfig(StrictModel):
         description="Context parallel degree: ranks with a part of each sequence. They also share the shards of fsdp.",
     )
     tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks that share each layer.")
+    async_tensor: bool = Field(
+        False,
+        description="Overlap the communication of tensor parallelism with parts of its matrix products (compiled, on "
+        "NVIDIA GPUs; no effect on CPUs).",
+    )
     expert: Integer = Field(
         1,
         gt=0,
@@ -190,7 +195,7 @@ def _schedule_problems(parallel: ParallelConfig) -> Iterator[Problem]:
             "Remove it, or set parallel.pipeline",
         )
         yield Problem("parallel.schedule", parallel.schedule, reason, fix, "schedule_without_pipeline")
-    elif parallel.schedule != "interleaved_1f1b" and parallel.stages_per_rank is not None:
+    if parallel.schedule != "interleaved_1f1b" and parallel.stages_per_rank is not None:
         reason = f"parallel.schedule is {parallel.schedule}, in which a rank has one stage"
         fix = "Remove it, or set schedule: interleaved_1f1b"
         yield Problem("parallel.stages_per_rank", parallel.stages_per_rank, reason, fix, "stages_without_interleaving")
