@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
 from trainer.parallelism.gradients import global_gradient_norm
 from trainer.recovery.agreement import NO_STATE
-from trainer.recovery.members import Members
+from trainer.recovery.members import Generation, Members
 from trainer.session import Session, open_session, seed_step
 from trainer.settings import Environment
 from trainer.step import StartedStep, StepFlags, StepOutcome, copy_to_host, mean_over_ranks, update_weights
@@ -58,7 +59,8 @@ def train(config: TrainerConfig, environment: Environment) -> None:
         members = Members.of_process(environment) if config.recovery == "in_process" else None
         while True:
             try:
-                _train(config, environment, device, session, members, started_at)
+                with ExitStack() as attempt:
+                    Training(config, environment, device, session, members, attempt).run(started_at)
                 return
             except Exception as error:
                 if members is None or not members.is_peer_loss(error):
@@ -67,303 +69,376 @@ def train(config: TrainerConfig, environment: Environment) -> None:
             gc.collect()  # what refers to the old process groups
 
 
-def _train(
-    config: TrainerConfig,
-    environment: Environment,
-    device: torch.device,
-    session: Session,
-    members: Members | None,
-    started_at: float,
-) -> None:
-    """Run the job from the state of `session`, or else from the newest checkpoint, until its end or a failure."""
-    rank, timeouts = environment.rank, config.timeouts
-    layout = config.layout(environment.world_size, environment.local_world_size)
-    data, model, precision, progress = session.data, session.model, session.precision, session.progress
-    loss_scale = precision.loss_scale
+class Training:
+    """The training of one rank with one set of process groups: to the end of the job, or until a rank is lost.
 
-    with ExitStack() as stack:
+    The constructor joins the other ranks and loads the state: that of `session`, of another rank, or of the newest
+    checkpoint. Raises InputError for user errors.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        environment: Environment,
+        device: torch.device,
+        session: Session,
+        members: Members | None,
+        stack: ExitStack,
+    ) -> None:
+        """`stack`: closed at the end of this training, before that of the session."""
+        self._config, self._environment, self._device = config, environment, device
+        self._session, self._stack = session, stack
+        self._model, self._data, self._progress = session.model, session.data, session.progress
+        self._loss_scale = session.precision.loss_scale
+        self._layout = config.layout(environment.world_size, environment.local_world_size)
+        generation = self._join_ranks(members)
+        self._parallelize_model(init_sync=generation is None or generation.agreement.source is None)
+        self._open_checkpoints()
+        resumed_from = self._load_state(generation)
+        self._open_metrics(resumed_from)
+        # A GPU computes the next step while the host reads the figures of the previous one.
+        self._reads_later = reads_figures_later(config, device)
+        self._unread: StartedStep | None = None  # whose figures are not read
+        self._is_save_due = session.is_saving
+
+    def _join_ranks(self, members: Members | None) -> Generation | None:
+        """Create the process groups, and the watchdog, which reports a rank that hangs."""
+        config, session, timeouts = self._config, self._session, self._config.timeouts
         generation = None
         if members is not None:
-            step = progress.step if session.content == "complete" else NO_STATE
-            generation = stack.enter_context(members.join_generation(step, timeouts.setup_seconds))
+            step = self._progress.step if session.content == "complete" else NO_STATE
+            generation = self._stack.enter_context(members.join_generation(step, timeouts.setup_seconds))
         store = generation.store if generation else None
-        source = generation.agreement.source if generation else None  # the rank with the newest state
-        distributed = stack.enter_context(init_distributed(config, environment, device, store))
-        memory = open_memory_copies(environment, config)
+        self._distributed = self._stack.enter_context(init_distributed(config, self._environment, self._device, store))
+        self._memory = open_memory_copies(self._environment, config)
         if generation:
             generation.record_groups()
-        where = describe_rank_location(device, environment.local_rank)
-        watchdog = stack.enter_context(
-            Watchdog(rank=rank, world_size=distributed.world_size, where=where, timeout_seconds=timeouts.setup_seconds)
+        rank, world_size = self._environment.rank, self._distributed.world_size
+        where = describe_rank_location(self._device, self._environment.local_rank)
+        self._watchdog = self._stack.enter_context(
+            Watchdog(rank=rank, world_size=world_size, where=where, timeout_seconds=timeouts.setup_seconds)
         )
-        snapshot = memory_snapshot(session.results, rank, device, enabled=config.memory.snapshot)
-        stack.enter_context(explain_out_of_memory(config, layout, device, where, model.parameters, snapshot))
-        stack.enter_context(explain_peer_loss(where, rank, lambda: progress.step))
-        is_new_process = session.optimizer is None
-        if session.optimizer is None:
-            parallelize(model, config, distributed, precision)
-            session.optimizer = build_optimizer(model, config.optimizer)
-        parameters, optimizer = list(model.module.parameters()), session.optimizer
-        optimizer.zero_grad()  # after a recovery they are parts of the old module
-        module = replicate(model, config, distributed, init_sync=source is None)
-        forward_backward = build_forward_backward(module, config, distributed, precision)
-        stack.callback(forward_backward.close)
-        torch.manual_seed(config.seed + 1 + rank)  # from this point each rank has its own random numbers
-        forward_backward.warm_up(next(data.held_out_batches(1)))
-        optimizer.zero_grad()
+        snapshot = memory_snapshot(session.results, rank, self._device, enabled=config.memory.snapshot)
+        parameters = self._model.parameters
+        self._stack.enter_context(
+            explain_out_of_memory(config, self._layout, self._device, where, parameters, snapshot)
+        )
+        self._stack.enter_context(explain_peer_loss(where, rank, lambda: self._progress.step))
+        return generation
 
-        state = State(
-            model=model.module,
-            optimizer=optimizer,
-            progress=progress,
-            shape=session.shape,
-            order=data.order,
-            batch_size=config.batch_size,
-            scaler=loss_scale.state,
-            replicas=distributed.replicate_group,
+    def _parallelize_model(self, *, init_sync: bool) -> None:
+        """Parallelize the model of a new process, and run its first forward and backward pass."""
+        config, session = self._config, self._session
+        self._is_new_process = session.optimizer is None
+        if session.optimizer is None:
+            parallelize(self._model, config, self._distributed, session.precision)
+            session.optimizer = build_optimizer(self._model, config.optimizer)
+        self._parameters, self._optimizer = list(self._model.module.parameters()), session.optimizer
+        self._optimizer.zero_grad()  # after a recovery they are parts of the old module
+        self._module = replicate(self._model, config, self._distributed, init_sync=init_sync)
+        self._forward_backward = build_forward_backward(self._module, config, self._distributed, session.precision)
+        self._stack.callback(self._forward_backward.close)
+        # From this point each rank has its own random numbers.
+        torch.manual_seed(config.seed + 1 + self._environment.rank)
+        self._forward_backward.warm_up(next(self._data.held_out_batches(1)))
+        self._optimizer.zero_grad()
+
+    def _open_checkpoints(self) -> None:
+        self._state = State(
+            model=self._model.module,
+            optimizer=self._optimizer,
+            progress=self._progress,
+            shape=self._session.shape,
+            order=self._data.order,
+            batch_size=self._config.batch_size,
+            scaler=self._loss_scale.state,
+            replicas=self._distributed.replicate_group,
         )
-        checkpoints = stack.enter_context(
+        self._checkpoints = self._stack.enter_context(
             Checkpoints(
-                environment.checkpoint_uri,
-                distributed.checkpoint_group,
-                config.checkpoint,
-                environment.nodes,
-                memory=memory,
+                self._environment.checkpoint_uri,
+                self._distributed.checkpoint_group,
+                self._config.checkpoint,
+                self._environment.nodes,
+                memory=self._memory,
             )
         )
+
+    def _load_state(self, generation: Generation | None) -> str | None:
+        """Load the newest state, or the weights of a pretrained model. Return the URI of the checkpoint, if any."""
+        session, progress = self._session, self._progress
+        source = generation.agreement.source if generation else None  # the rank with the newest state
         resumed_from = None
         if generation and source is not None:
-            session.take_state(state, generation.agreement, distributed.checkpoint_group)
-            checkpoints.prepare_copies(state)
+            session.take_state(self._state, generation.agreement, self._distributed.checkpoint_group)
+            self._checkpoints.prepare_copies(self._state)
         else:
             session.require_initial()
-            resumed_from = checkpoints.resume(state, environment.resume_uri)
-            if resumed_from and not checkpoints.contains(resumed_from):
-                require_remaining_steps(resumed_from, progress.step, config.steps)
+            resumed_from = self._checkpoints.resume(self._state, self._environment.resume_uri)
+            if resumed_from and not self._checkpoints.contains(resumed_from):
+                require_remaining_steps(resumed_from, progress.step, self._config.steps)
             session.content = "complete"
         # A state has all weights, except those that LoRA has frozen.
-        needs_weights = config.lora is not None or (source is None and resumed_from is None)
-        if is_new_process and model.pretrained is not None and needs_weights:
-            load_weights(model.module, open_model_storage(model.pretrained))
+        needs_weights = self._config.lora is not None or (source is None and resumed_from is None)
+        if self._is_new_process and self._model.pretrained is not None and needs_weights:
+            load_weights(self._model.module, open_model_storage(self._model.pretrained))
+        return resumed_from
 
-        requests, timer = session.requests or JobRequests(environment), StepTimer(device)
-        session.requests = requests
-        requests.repeat_failed()
-        validation_micro_batches = config.evaluation.batches * layout.accumulation  # of each rank
-
-        def is_terminating() -> bool:
-            watchdog.report_phase(progress.step, "evaluation", timeouts.evaluation_seconds)
-            return requests.is_termination_requested
-
-        def evaluate() -> float | None:
-            average_buffers(model.module, distributed)
-            with closing(data.held_out_batches(validation_micro_batches)) as batches:
-                return compute_validation_loss(
-                    module, forward_backward, batches, config.evaluation.batches, distributed, is_terminating
-                )
-
-        progress_file = ProgressFile(environment)
-        profiler = Profiler(config.profile, environment, session.results, device)
-        stack.callback(profiler.discard)
-        session.stack.callback(profiler.wait_for_uploads)
-        metrics = session.metrics
-        if rank == 0 and metrics is None:
-            metrics = Metrics(config, environment, session.results, model, device)
+    def _open_metrics(self, resumed_from: str | None) -> None:
+        config, environment, session = self._config, self._environment, self._session
+        self._requests = session.requests = session.requests or JobRequests(environment)
+        self._requests.repeat_failed()
+        self._timer, self._step_limit = StepTimer(self._device), StepLimit(config.timeouts)
+        self._progress_file = ProgressFile(environment)
+        self._profiler = Profiler(config.profile, environment, session.results, self._device)
+        self._stack.callback(self._profiler.discard)
+        session.stack.callback(self._profiler.wait_for_uploads)
+        if environment.rank == 0 and session.metrics is None:
+            metrics = Metrics(config, environment, session.results, self._model, self._device)
             session.metrics = session.stack.enter_context(metrics)
             metrics.log_start(resumed_from)
+        self._metrics = session.metrics
 
-        def report_save() -> None:
-            watchdog.report_phase(progress.step, "checkpoint", timeouts.checkpoint_seconds)
+    def run(self, started_at: float) -> None:
+        """Train to the last step, and write results and exports. `started_at`: time.monotonic() of the job's start."""
+        self._finish(self._train(), started_at)
 
-        step_limit = StepLimit(timeouts)
-
-        def report_training() -> None:
-            watchdog.report_phase(progress.step + 1, "training", step_limit.seconds)
-
-        def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
-            """Report the wait for each micro-batch as a phase: the storage may not respond."""
-            watchdog.report_phase(progress.step + 1, "data", timeouts.data_seconds)
-            for batch in batches:
-                report_training()
-                yield batch
-                watchdog.report_phase(progress.step + 1, "data", timeouts.data_seconds)
-
-        def start_step() -> StartedStep:
-            """Start a step on the device; wait for other ranks, but not for the device."""
-            step = progress.step + 1
-            report_training()
-            if config.recovery == "in_process":
-                seed_step(config, rank, step)
-            with profiler.step(step):
-                lr = learning_rate(step, config.steps, config.optimizer)
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-
-                loss = forward_backward.compute_gradients(batches, timer)
-                own_flags = StepFlags(
-                    is_termination_requested=requests.is_termination_requested,
-                    is_save_requested=requests.is_save_requested,
-                    is_save_due=checkpoints.is_due(step),
-                    is_save_retried=checkpoints.is_retrying,
-                    is_copy_due=checkpoints.is_copy_due(step),
-                    is_copying=checkpoints.is_copying,
-                )
-                flags = own_flags.of_all_ranks(distributed.control_group)
-                with timer.phase("optimizer"):
-                    loss, share = mean_over_ranks(loss, layout.loss_ranks)
-                    gradient_scale = share * loss_scale.value
-                    norm = global_gradient_norm(parameters, distributed.pipeline_group) / gradient_scale
-                shares = forward_backward.expert_shares
-                load = [] if shares is None else [expert_load(shares)]
-                read_figures = copy_to_host(torch.stack([loss, norm, *load]))
-                if config.recovery == "in_process":
-                    read_figures()  # if a rank was lost meanwhile, this step has not changed the weights
-
-                report_save()
-                checkpoints.wait_for_staging()
-                report_training()
-                with timer.phase("optimizer"):
-                    clip_norm = config.optimizer.clip_norm
-                    update_weights(optimizer, parameters, loss, norm, clip_norm=clip_norm, scale=gradient_scale)
-                    optimizer.zero_grad()
-            progress.advance(config.batch_size)
-            started = StartedStep(
-                step=step,
-                consumed=progress.consumed,
-                flags=flags,
-                learning_rate=lr,
-                read_figures=read_figures,
-                read_times=timer.finish(),
-            )
-            if profiler.is_tracing:
-                watchdog.report_phase(step, "trace", timeouts.first_step_seconds)
-            profiler.complete_step(step)
-            return started
-
-        def complete_step(started: StartedStep) -> StepOutcome:
-            """Wait until the device has completed a step. Raises FloatingPointError if the loss is not finite."""
-            loss, norm, *load = started.read_figures()
-            is_finite = math.isfinite(loss) and math.isfinite(norm)
-            # A loss scale that is too large makes gradients infinite, never the loss.
-            if not (is_finite or (math.isfinite(loss) and loss_scale.can_skip_step)):
-                require_finite(started.step, loss, norm, started.learning_rate)
-            times = started.read_times()
-            step_limit.record(times.step)
-            busy_seconds = max(0.0, times.step - times.waiting) if forward_backward.measures_waiting else None
-            progress_file.write(started.step, times.step, busy_seconds)
-            progress.record_loss(started.step, loss)
-            session.outcome = StepOutcome(
-                step=started.step,
-                consumed=started.consumed,
-                flags=started.flags,
-                loss=loss,
-                gradient_norm=norm if is_finite else None,
-                learning_rate=started.learning_rate,
-                loss_scale=loss_scale.value if loss_scale.enabled else None,
-                step_seconds=times.step,
-                phase_seconds=times.phases,
-                expert_load=load[0] if load else None,
-            )
-            loss_scale.update(finite=is_finite)
-            return session.outcome
-
-        def record_metrics(outcome: StepOutcome, validation_loss: float | None = None) -> None:
-            if metrics and session.recorded_step < outcome.step:
-                metrics.record_step(
-                    outcome,
-                    validation_loss=validation_loss,
-                    checkpoint_seconds=checkpoints.pop_stall_seconds(),
-                    failed_checkpoints=checkpoints.failed_saves,
-                )
-                session.recorded_step = outcome.step
-
-        # A GPU computes the next step while the host reads the figures of the previous one.
-        reads_later = reads_figures_later(config, device)
+    def _train(self) -> float:
+        """Train to the last step; return the last validation loss. Raises SystemExit if a rank is to terminate."""
+        batches = self._watched(self._data.train_batches(self._progress.consumed))
+        outcome = self._session.outcome  # of the last step before a recovery: what follows a step is repeated
         validation_loss: float | None = None
-        is_save_due = session.is_saving
-        outcome = session.outcome  # of the last step before a recovery: what follows a step is repeated
-        unread: StartedStep | None = None
-
-        batches = watched(data.train_batches(progress.consumed))
-        timer.start()
+        self._timer.start()
         with collect_by_step() as collect_garbage:
-            while outcome is not None or progress.step < config.steps:
+            while outcome is not None or self._progress.step < self._config.steps:
                 if outcome is None:
-                    started = start_step()
-                    if unread is not None:
-                        record_metrics(complete_step(unread))
-                    flags, unread = started.flags, started
+                    started = self._start_step(batches)
+                    if self._unread is not None:
+                        self._record_metrics(self._complete_step(self._unread))
+                    self._unread = started
+                    validation_loss = self._follow_step(started.flags)
                 else:
-                    flags = outcome.flags
-                step, is_last = progress.step, progress.step == config.steps
-                save_requested, termination_requested = flags.is_save_requested, flags.is_termination_requested
-                is_evaluated = is_last or step % config.evaluation.interval_steps == 0
-                is_save_due = is_save_due or save_requested or flags.is_save_due
-                # In an outage of the storage, training does not wait for the save that is repeated.
-                is_saved = is_last or termination_requested or (is_save_due and not flags.is_save_retried)
-                is_copied = flags.is_copy_due and not flags.is_copying
-                if unread is not None and (not reads_later or is_evaluated or is_saved or is_copied):
-                    outcome, unread = complete_step(unread), None
-                validation_loss = None
-                if is_evaluated:
-                    validation_loss = evaluate()
-                    if validation_loss is None:
-                        is_saved = save_requested = termination_requested = True
-                timer.start()  # metrics and the checkpoint count as time of the next step
-                if outcome is not None:
-                    record_metrics(outcome, validation_loss)
-
-                is_final = is_last or termination_requested
-                if is_saved:
-                    is_save_due, session.is_saving = False, True
-                    report_save()
-                    average_buffers(model.module, distributed)
-                    requests.checkpoint_started(checkpoints.save(state), requested=save_requested)
-                if is_copied and not is_final:
-                    checkpoints.copy(state)
-                for uri in checkpoints.finish(state, report_save) if is_final else checkpoints.poll():
-                    requests.checkpoint_saved(uri)
-                    if metrics:
-                        metrics.record_checkpoint(uri, publish=not is_last)
-                if not checkpoints.is_saving:
-                    requests.repeat_failed()
-                    session.is_saving = is_save_due
-                if termination_requested:
-                    if metrics:
-                        metrics.finish()
-                    raise SystemExit(EXIT_TERMINATED)
+                    validation_loss = self._follow_step(outcome.flags, outcome)
                 outcome = None
-                collect_garbage(step)
-
+                collect_garbage(self._progress.step)
         if validation_loss is None:  # resumed after the last step
-            validation_loss = evaluate()
+            validation_loss = self._evaluate()
             if validation_loss is None:
                 raise SystemExit(EXIT_TERMINATED)
-        watchdog.report_phase(progress.step, "export", EXPORT_TIMEOUT_SECONDS)
+        return validation_loss
+
+    def _start_step(self, batches: Iterator[Batch]) -> StartedStep:
+        """Start a step on the device; wait for other ranks, but not for the device."""
+        config, timer, step = self._config, self._timer, self._progress.step + 1
+        self._report_training()
+        if config.recovery == "in_process":
+            seed_step(config, self._environment.rank, step)
+        with self._profiler.step(step):
+            rate = learning_rate(step, config.steps, config.optimizer)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            loss = self._forward_backward.compute_gradients(batches, timer)
+            flags = self._own_flags(step).of_all_ranks(self._distributed.control_group)
+            with timer.phase("optimizer"):
+                loss, share = mean_over_ranks(loss, self._layout.loss_ranks)
+                scale = share * self._loss_scale.value
+                norm = global_gradient_norm(self._parameters, self._distributed.pipeline_group) / scale
+            shares = self._forward_backward.expert_shares
+            load = [] if shares is None else [expert_load(shares)]
+            read_figures = copy_to_host(torch.stack([loss, norm, *load]))
+            if config.recovery == "in_process":
+                read_figures()  # if a rank was lost meanwhile, this step has not changed the weights
+            self._report_save()
+            self._checkpoints.wait_for_staging()
+            self._report_training()
+            with timer.phase("optimizer"):
+                clip_norm = config.optimizer.clip_norm
+                update_weights(self._optimizer, self._parameters, loss, norm, clip_norm=clip_norm, scale=scale)
+                self._optimizer.zero_grad()
+        self._progress.advance(config.batch_size)
+        started = StartedStep(
+            step=step,
+            consumed=self._progress.consumed,
+            flags=flags,
+            learning_rate=rate,
+            read_figures=read_figures,
+            read_times=timer.finish(),
+        )
+        if self._profiler.is_tracing:
+            self._watchdog.report_phase(step, "trace", config.timeouts.first_step_seconds)
+        self._profiler.complete_step(step)
+        return started
+
+    def _own_flags(self, step: int) -> StepFlags:
+        return StepFlags(
+            is_termination_requested=self._requests.is_termination_requested,
+            is_save_requested=self._requests.is_save_requested,
+            is_save_due=self._checkpoints.is_due(step),
+            is_save_retried=self._checkpoints.is_retrying,
+            is_copy_due=self._checkpoints.is_copy_due(step),
+            is_copying=self._checkpoints.is_copying,
+        )
+
+    def _complete_step(self, started: StartedStep) -> StepOutcome:
+        """Wait until the device has completed a step. Raises FloatingPointError if the loss is not finite."""
+        loss, norm, *load = started.read_figures()
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        # A loss scale that is too large makes gradients infinite, never the loss.
+        if not (is_finite or (math.isfinite(loss) and self._loss_scale.can_skip_step)):
+            require_finite(started.step, loss, norm, started.learning_rate)
+        times = started.read_times()
+        self._step_limit.record(times.step)
+        measures_waiting = self._forward_backward.measures_waiting
+        busy_seconds = max(0.0, times.step - times.waiting) if measures_waiting else None
+        self._progress_file.write(started.step, times.step, busy_seconds)
+        self._progress.record_loss(started.step, loss)
+        outcome = StepOutcome(
+            step=started.step,
+            consumed=started.consumed,
+            flags=started.flags,
+            loss=loss,
+            gradient_norm=norm if is_finite else None,
+            learning_rate=started.learning_rate,
+            loss_scale=self._loss_scale.value if self._loss_scale.enabled else None,
+            step_seconds=times.step,
+            phase_seconds=times.phases,
+            expert_load=load[0] if load else None,
+        )
+        self._session.outcome = outcome
+        self._loss_scale.update(finite=is_finite)
+        return outcome
+
+    def _follow_step(self, flags: StepFlags, outcome: StepOutcome | None = None) -> float | None:
+        """Do what is due after a step: evaluation, metrics and checkpoint. Return the validation loss.
+
+        `outcome`: that of the step, if it is complete. Raises SystemExit if a rank is to terminate.
+        """
+        step = self._progress.step
+        is_last = step == self._config.steps
+        is_evaluated = is_last or step % self._config.evaluation.interval_steps == 0
+        self._is_save_due = self._is_save_due or flags.is_save_requested or flags.is_save_due
+        # In an outage of the storage, training does not wait for the save that is repeated.
+        is_saved = is_last or flags.is_termination_requested or (self._is_save_due and not flags.is_save_retried)
+        is_copied = flags.is_copy_due and not flags.is_copying
+        if self._unread is not None and (not self._reads_later or is_evaluated or is_saved or is_copied):
+            outcome, self._unread = self._complete_step(self._unread), None
+        validation_loss = None
+        if is_evaluated:
+            validation_loss = self._evaluate()
+            if validation_loss is None:
+                is_saved = True
+                flags = replace(flags, is_save_requested=True, is_termination_requested=True)
+        self._timer.start()  # metrics and the checkpoint count as time of the next step
+        if outcome is not None:
+            self._record_metrics(outcome, validation_loss)
+        is_final = is_last or flags.is_termination_requested
+        if is_saved:
+            self._save(is_requested=flags.is_save_requested)
+        if is_copied and not is_final:
+            self._checkpoints.copy(self._state)
+        self._report_checkpoints(waits=is_final, publish=not is_last)
+        if flags.is_termination_requested:
+            if self._metrics:
+                self._metrics.finish()
+            raise SystemExit(EXIT_TERMINATED)
+        return validation_loss
+
+    def _save(self, *, is_requested: bool) -> None:
+        """Start to save a checkpoint."""
+        self._is_save_due, self._session.is_saving = False, True
+        self._report_save()
+        average_buffers(self._model.module, self._distributed)
+        self._requests.checkpoint_started(self._checkpoints.save(self._state), requested=is_requested)
+
+    def _report_checkpoints(self, *, waits: bool, publish: bool) -> None:
+        """Report the checkpoints that are complete. `waits`: until all are; `publish`: upload the metrics with them."""
+        complete = self._checkpoints.finish(self._state, self._report_save) if waits else self._checkpoints.poll()
+        for uri in complete:
+            self._requests.checkpoint_saved(uri)
+            if self._metrics:
+                self._metrics.record_checkpoint(uri, publish=publish)
+        if not self._checkpoints.is_saving:
+            self._requests.repeat_failed()
+            self._session.is_saving = self._is_save_due
+
+    def _evaluate(self) -> float | None:
+        """Return the validation loss; None if a rank is to terminate."""
+        average_buffers(self._model.module, self._distributed)
+        batches_of_ranks = self._config.evaluation.batches
+        with closing(self._data.held_out_batches(self._validation_micro_batches)) as batches:
+            return compute_validation_loss(
+                self._module,
+                self._forward_backward,
+                batches,
+                batches_of_ranks,
+                self._distributed,
+                self._is_terminating,
+            )
+
+    @property
+    def _validation_micro_batches(self) -> int:
+        """Held-out micro-batches of each rank in an evaluation."""
+        return self._config.evaluation.batches * self._layout.accumulation
+
+    def _is_terminating(self) -> bool:
+        self._watchdog.report_phase(self._progress.step, "evaluation", self._config.timeouts.evaluation_seconds)
+        return self._requests.is_termination_requested
+
+    def _record_metrics(self, outcome: StepOutcome, validation_loss: float | None = None) -> None:
+        if self._metrics and self._session.recorded_step < outcome.step:
+            self._metrics.record_step(
+                outcome,
+                validation_loss=validation_loss,
+                checkpoint_seconds=self._checkpoints.pop_stall_seconds(),
+                failed_checkpoints=self._checkpoints.failed_saves,
+            )
+            self._session.recorded_step = outcome.step
+
+    def _report_save(self) -> None:
+        self._watchdog.report_phase(self._progress.step, "checkpoint", self._config.timeouts.checkpoint_seconds)
+
+    def _report_training(self) -> None:
+        self._watchdog.report_phase(self._progress.step + 1, "training", self._step_limit.seconds)
+
+    def _watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Report the wait for each micro-batch as a phase: the storage may not respond."""
+        seconds = self._config.timeouts.data_seconds
+        self._watchdog.report_phase(self._progress.step + 1, "data", seconds)
+        for batch in batches:
+            self._report_training()
+            yield batch
+            self._watchdog.report_phase(self._progress.step + 1, "data", seconds)
+
+    def _finish(self, validation_loss: float, started_at: float) -> None:
+        """Write the results of a complete job, and export the model."""
+        config, session, metrics = self._config, self._session, self._metrics
+        self._watchdog.report_phase(self._progress.step, "export", EXPORT_TIMEOUT_SECONDS)
         if metrics:
             metrics.finish()
-            run_results = build_results(
+            results = build_results(
                 config,
-                environment,
-                progress,
+                self._environment,
+                self._progress,
                 validation_loss=validation_loss,
                 seconds=time.monotonic() - started_at,
                 figures=metrics.figures(),
-                parameters=model.parameters,
-                checkpoints=checkpoints.list_complete(),
+                parameters=self._model.parameters,
+                checkpoints=self._checkpoints.list_complete(),
             )
-            session.results.write("results.json", run_results.model_dump_json(indent=1).encode())
-        optimizer.state.clear()  # the export may need as much memory
+            session.results.write("results.json", results.model_dump_json(indent=1).encode())
+        self._optimizer.state.clear()  # the export may need as much memory
 
         def evaluate_whole_model(module: nn.Module) -> float:
-            return mean_loss_of_model(module, data.held_out_batches(validation_micro_batches), device)
+            batches = self._data.held_out_batches(self._validation_micro_batches)
+            return mean_loss_of_model(module, batches, self._device)
 
-        exports = export(model, config, distributed, session.results, data, validation_loss, evaluate_whole_model)
+        arguments = (config, self._distributed, session.results, self._data, validation_loss)
+        exports = export(self._model, *arguments, evaluate_whole_model)
         if metrics:
             if exports:
-                run_results = run_results.model_copy(update={"exports": exports})
-                session.results.write("results.json", run_results.model_dump_json(indent=1).encode())
-            _log.info("done: loss %.4f -> %.4f", progress.first_loss, progress.last_loss)
+                results = results.model_copy(update={"exports": exports})
+                session.results.write("results.json", results.model_dump_json(indent=1).encode())
+            _log.info("done: loss %.4f -> %.4f", self._progress.first_loss, self._progress.last_loss)
 
 
 def reads_figures_later(config: TrainerConfig, device: torch.device) -> bool:
