@@ -15,13 +15,13 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the script finds the project's packages
 from benchmarks.options import AsJson, Sizes
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
+from tools.stack_files import read_stack_file
 
 STACK = "a100-cluster"
 SIZES = (2, 64, 1024)
@@ -29,13 +29,14 @@ _COLD_PREVIEW = f"""\
 from pathlib import Path
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-up(Path("stacks/Pulumi.{STACK}.yaml"), {STACK!r}, Path.cwd(), preview=True, account=StaticAccount())
+from tools.stack_files import read_stack_file
+up(read_stack_file({STACK!r}), {STACK!r}, Path.cwd(), preview=True, account=StaticAccount())
 """
 
 
 def config_of(stack: str, nodes: int) -> dict[str, Any]:
     """Return the stack's config with another number of nodes and without a cost limit."""
-    config: dict[str, Any] = yaml.safe_load((ROOT / "stacks" / f"Pulumi.{stack}.yaml").read_text())["config"]
+    config: dict[str, Any] = read_stack_file(stack)
     cluster = config["trainyard:cluster"]
     # One sequence per process, so that the batch size is divisible by the number of processes.
     train = {**cluster["job"]["train"], "batch_size": nodes * 8, "micro_batch_size": 1}
@@ -82,7 +83,7 @@ def measure_cold(runs: int = 7) -> dict[str, Any]:
 
 def import_script() -> str:
     """Return a script that only imports the class of each resource in the stack, without garbage collection."""
-    planned = up(ROOT / "stacks" / f"Pulumi.{STACK}.yaml", STACK, ROOT, preview=True, account=StaticAccount())
+    planned = up(read_stack_file(STACK), STACK, ROOT, preview=True, account=StaticAccount())
     types = {resource.type for resource in planned.resources.values() if resource.custom}
     imports = "".join(f"{line}\n" for line in sorted(map(_import_statement, types)))
     return f"import gc\ngc.disable()\n{imports}gc.freeze()\n"  # as infra/__main__.py

@@ -11,8 +11,8 @@ from typer.main import get_command
 from infra.outputs import commands
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.stack_files import read_stack_file
 from tools.docs.stacks_table import PAGES, TABLES, load_stacks, with_tables
+from tools.stack_files import read_stack_file
 from trainyard.cli.app import app
 from trainyard.config.cost import max_run_usd
 

@@ -15,7 +15,6 @@ OPERATOR_ONLY = frozenset(["trainer/plan"]) | frozenset(
         *("__main__.py", "cli", "operations", "job_source"),
         *(f"config/{name}" for name in ("settings", "validators", "catalog.py", "catalog.json", "prices.py")),
         *(f"config/{name}" for name in ("prices.json", "quotas.py", "cost.py", "loader.py", "project.py")),
-        "config/secret_patterns.py",
         *(
             "aws/ec2.py",
             "aws/placement.py",

@@ -11,7 +11,7 @@ import pytest
 from rehearsal.adapter.deployment import Deployment, Resource
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 
 ROOT = Path(__file__).parents[2]
 STACKS = tuple(sorted(path.name.split(".")[1] for path in (ROOT / "stacks").glob("Pulumi.*.yaml")))

@@ -9,8 +9,8 @@ from rehearsal.adapter.errors import RequestFailedError
 from rehearsal.adapter.mocks import UpError, up
 from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import ROOT
-from tests.infra.stack_files import read_stack_file
 from tests.problems import rejects
+from tools.stack_files import read_stack_file
 
 
 class Inaccessible(StaticAccount):

@@ -23,7 +23,7 @@ from rehearsal.adapter.static_ec2 import (
     reservation_properties,
 )
 from tests.infra.conftest import ECR_IMAGE, ROOT, with_container
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.config import CONFIG_KEY
 from trainyard.config.quotas import OTHER_INTERFACES
 from trainyard.config.settings import StackSettings

@@ -11,7 +11,7 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import UpError, up
 from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import ROOT
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.models.layout import CURRENT_RUN, RunLayout
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import NO_RUN, Outcome, RunRecord

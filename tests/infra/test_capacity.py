@@ -12,7 +12,7 @@ from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from rehearsal.adapter.static_ec2 import RESERVATION, reservation_properties
 from tests.infra.conftest import ROOT, templates_of
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.models.manifest import Manifest
 
 GROUP = "aws:autoscaling/group:Group"

@@ -10,7 +10,7 @@ from infra.validators.credentials import expiring_credentials
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import ROOT
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.config import CONFIG_KEY
 from trainyard.config.settings import StackSettings
 

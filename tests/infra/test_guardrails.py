@@ -11,7 +11,7 @@ from rehearsal.adapter.errors import RequestFailedError
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import ROOT
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 
 ALARM, BUDGET, TOPIC = "aws:cloudwatch/metricAlarm:MetricAlarm", "aws:budgets/budget:Budget", "aws:sns/topic:Topic"
 SUBSCRIPTION = "aws:sns/topicSubscription:TopicSubscription"

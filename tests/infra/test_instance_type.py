@@ -13,7 +13,7 @@ from rehearsal.adapter.instance_types import read_instance_types, to_lookup_resu
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import ROOT
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.config import CONFIG_KEY
 from trainyard.config.catalog import InstanceType, catalog
 from trainyard.errors import InputError

@@ -15,9 +15,9 @@ from infra.packaging.user_data import LIMIT_BYTES, user_data
 from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.static_ec2 import StaticEc2
 from tests.infra.conftest import GROUP, ROOT, head_template_of, templates_of
-from tests.infra.stack_files import read_stack_file
 from tests.infra.test_capacity import manifest_of
 from tests.problems import rejects
+from tools.stack_files import read_stack_file
 from trainyard.config.catalog import catalog
 
 SECURITY_GROUP = "aws:ec2/securityGroup:SecurityGroup"

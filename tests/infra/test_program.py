@@ -14,7 +14,7 @@ from rehearsal.adapter.deployment import Deployment
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from tests.infra.conftest import GROUP, ROOT, STACKS, deployed
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.errors import InputError
 from trainyard.models.manifest import Manifest
 from trainyard.models.run import NO_RUN

@@ -17,7 +17,7 @@ from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from rehearsal.adapter.static_ec2 import SUBNET, VPC, StaticNetwork, StaticSubnet
 from tests.infra.conftest import ROOT
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.aws import tags
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings

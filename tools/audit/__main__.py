@@ -10,12 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from rehearsal.adapter.mocks import up
 from rehearsal.adapter.static_account import StaticAccount
 from tools.audit.findings import bandit_findings, checked_types, checkov_findings, compare, read_accepted
 from tools.audit.plan import plan_of
+from tools.stack_files import read_stack_file
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "build/audit"
@@ -29,9 +28,7 @@ def write_plans() -> list[str]:
     PLANS.mkdir(parents=True, exist_ok=True)
     addresses = []
     for stack in STACKS:
-        config = yaml.safe_load((ROOT / f"stacks/Pulumi.{stack}.yaml").read_text())["config"]
-        config["trainyard:cluster"]["job"]["builtin_corpus"] = True  # the account has no uploaded dataset
-        plan = plan_of(up(config, stack, ROOT, account=StaticAccount()))
+        plan = plan_of(up(read_stack_file(stack), stack, ROOT, account=StaticAccount()))
         (PLANS / f"{stack}.json").write_text(json.dumps(plan, indent=1))
         addresses += [resource["address"] for resource in plan["planned_values"]["root_module"]["resources"]]
     return sorted(addresses)

@@ -12,7 +12,7 @@ from rehearsal.adapter.deployment import Deployment, Event
 from rehearsal.adapter.mocks import up
 from rehearsal.aws.process import EmulatedAws
 from tests.conftest import aws_environment
-from tests.infra.stack_files import read_stack_file
+from tools.stack_files import read_stack_file
 from trainyard.config.project import NAME
 
 ROOT = Path(__file__).parents[3]

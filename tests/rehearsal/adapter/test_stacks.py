@@ -13,8 +13,8 @@ from rehearsal.aws.faults import Deny, Fault
 from rehearsal.aws.process import EmulatedAws
 from rehearsal.seed import create_existing_resources
 from tests.infra.conftest import STACKS
-from tests.infra.stack_files import read_stack_file
 from tests.rehearsal.adapter.conftest import ROOT
+from tools.stack_files import read_stack_file
 from trainyard.config.loader import load_settings
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/12345678-1234-1234-1234-123456789012"

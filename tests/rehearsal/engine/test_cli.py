@@ -20,8 +20,8 @@ from rehearsal.engine.workspace import Workspace
 from rehearsal.seed import create_existing_resources
 from tests.conftest import aws_environment
 from tests.infra.conftest import STACKS
-from tests.infra.stack_files import read_stack_file
 from tests.rehearsal.adapter.conftest import LAUNCHER, PROGRAM, ROOT
+from tools.stack_files import read_stack_file
 from trainyard.config.loader import load_settings
 from trainyard.config.project import read_project
 

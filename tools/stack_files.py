@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def read_stack_file(stack: str, root: Path = ROOT) -> dict[str, Any]:
