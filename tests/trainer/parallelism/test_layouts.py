@@ -23,6 +23,10 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pipeline": {"parallel": {"pipeline": 2}},
         "gpipe": {"parallel": {"pipeline": 2, "schedule": "gpipe"}},
         "context": {"parallel": {"context": 2}},
+        "context-compiled": {
+            "parallel": {"context": 2, "data": "fsdp"},
+            "memory": {"compile": True, "activation_checkpointing": "selective"},
+        },
         "fsdp-recomputed": {
             "parallel": {"data": "fsdp", "reshard_after_forward": False},
             "memory": {"activation_checkpointing": "selective", "loss_chunk_tokens": 7},
