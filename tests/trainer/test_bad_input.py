@@ -76,6 +76,12 @@ MISTAKES = {
     "muon with a loss scale": Mistake(
         "muon_unsupported", "config", {"optimizer": {"kind": "muon"}, "precision": "fp16"}
     ),
+    "muon of experts": Mistake(
+        "muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(preset="174m-a42m")
+    ),
+    "float8 of a part of few tokens": Mistake(
+        "float8_unaligned_dimensions", "config", shape(sequence_length=24) | split(context=2) | FLOAT8
+    ),
     "muon of images": Mistake("muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(kind="images")),
     "a beta of one": Mistake("less_than", "config.optimizer.beta2", {"optimizer": {"beta2": 1}}),
     "an unknown export": Mistake("literal_error", "config.checkpoint.export.0", {"checkpoint": {"export": ["onnx"]}}),

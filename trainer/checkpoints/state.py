@@ -107,8 +107,7 @@ class State:
     def require_same_model(self, values: Mapping[str, Any], uri: str) -> None:
         """Raise InputError if the checkpoint has another model configuration."""
         saved, current = json.loads(values["shape"]), json.loads(self.values()["shape"])
-        if saved != current:
-            keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+        if keys := sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key)):
             changes = ", ".join(f"{key} is {saved.get(key)!r}, in this job {current.get(key)!r}" for key in keys)
             raise model_mismatch(uri, f"was made with another model: {changes}")
 

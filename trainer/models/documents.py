@@ -43,8 +43,9 @@ def attention_masks(
 
 def document_mask(cu_seqlens: Tensor, batch: int, length: int, start: int, stop: int) -> Tensor:
     """Return (batch, 1, stop - start, stop): whether a query attends to a key: of its document, and not later."""
-    allowed = same_document(cu_seqlens, batch, length, cu_seqlens.device)[:, :, start:stop, :stop]
-    return allowed.tril(start)
+    positions = torch.arange(batch * length, dtype=torch.int32, device=cu_seqlens.device)
+    numbers = torch.searchsorted(cu_seqlens, positions, right=True).view(batch, 1, length)
+    return (numbers[:, :, start:stop, None] == numbers[:, :, None, :stop]).tril(start)
 
 
 def varlen_boundaries(cu_seqlens: Tensor, batch: int, length: int, start: int, stop: int) -> Tensor:

@@ -195,7 +195,7 @@ class SafetensorsReader(StorageReader):
 
     def _read_middle(self, name: str) -> bytes:
         tensor = self._tensors[name]
-        size = tensor.shape[0] * tensor.row_bytes
+        size = prod(tensor.shape) * tensor.type.itemsize
         start = max(0, (size - _FINGERPRINT_BYTES) // 2)
         return self._read_range(tensor.key, tensor.start + start, tensor.start + min(size, start + _FINGERPRINT_BYTES))
 

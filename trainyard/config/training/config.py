@@ -308,8 +308,8 @@ class TrainerConfig(StrictModel):
         ):
             if size % (16 * tensor):
                 unsupported.append(f"{name} {size}" + (f" / parallel.tensor {tensor}" if tensor > 1 else ""))
-        if (tokens := self.micro_batch_size * model.sequence_length) % 16:
-            unsupported.append(f"micro_batch_size x sequence_length {tokens}")
+        if (tokens := self.micro_batch_size * model.sequence_length // self.parallel.context) % 16:
+            unsupported.append(f"tokens of a micro-batch on a rank {tokens}")
         if unsupported:
             raise validation_error(
                 "float8_unaligned_dimensions",
@@ -331,8 +331,9 @@ class TrainerConfig(StrictModel):
             return self
         if self.precision == "fp16":
             raise validation_error("muon_unsupported", "optimizer.kind muon needs precision bf16, fp32 or float8")
-        if self.lora is not None or self.model.kind == "images":
-            other = "lora" if self.lora is not None else "model.kind images"
+        has_experts = isinstance(self.model, DecoderConfig) and self.model.experts is not None
+        if self.lora is not None or self.model.kind == "images" or has_experts:
+            other = "experts" if has_experts else "lora" if self.lora is not None else "model.kind images"
             raise validation_error("muon_unsupported", f"optimizer.kind muon does not support {other}: set adamw")
         return self
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import lcm
 from typing import Literal
 
 from pydantic import Field
@@ -216,13 +217,13 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
                     "parallelism_unsupported_by_model",
                 )
         return
-    if not model.has_shape:
-        return
-    length, parts = model.sequence_length, 2 * parallel.context
-    if parallel.context > 1 and (length % parts or length // parallel.context % parallel.tensor):
-        reason = f"needs a sequence_length that is a multiple of {parts * parallel.tensor}, and it is {length}"
+    length, multiple = model.sequence_length, parallel.context * lcm(2, parallel.tensor)
+    if parallel.context > 1 and length % multiple:
+        reason = f"needs a sequence_length that is a multiple of {multiple}, and it is {length}"
         fix = "Change it, or model.sequence_length"
         yield Problem("parallel.context", parallel.context, reason, fix, "context_parallel_not_a_divisor")
+    if not model.has_shape:
+        return
     if model.experts is not None:
         yield from _unsupported_with_experts(parallel)
         return
