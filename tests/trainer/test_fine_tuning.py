@@ -28,6 +28,8 @@ from trainyard.models.dataset import INDEX
 
 pytestmark = pytest.mark.slow
 
+INTERLEAVED = {"pipeline": 2, "schedule": "interleaved_1f1b"}
+LAYERS = 4  # stages of INTERLEAVED
 LORA = {"rank": 8, "alpha": 16.0}
 # By number of processes.
 RUNS: dict[int, dict[str, dict[str, Any]]] = {
@@ -38,6 +40,8 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
         "lora-ddp": {"lora": LORA},
         "lora-fsdp": {"lora": LORA, "parallel": {"data": "fsdp"}},
         "lora-pipeline": {"lora": LORA, "parallel": {"pipeline": 2}},
+        "lora-interleaved": {"lora": LORA, "parallel": INTERLEAVED},
+        "full-interleaved": {"parallel": INTERLEAVED},
         "lora-bf16": {"lora": LORA, "parallel": {"data": "fsdp"}, "precision": "bf16"},
     },
 }
@@ -52,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of all kinds on the same conversations."""
     folder = tmp_path_factory.mktemp("fine-tuning")
     model = write_tokenizer(folder / "model")
-    save_model(model, "llama", vocab_size=300)
+    save_model(model, "llama", vocab_size=300, num_hidden_layers=LAYERS)
     rows = [
         {
             "messages": [
@@ -116,15 +120,15 @@ def test_held_out_loss_decreases(folder: Path, name: str) -> None:
     assert results["validation_loss"] < losses(folder, name)[0] - 0.1
 
 
-@pytest.mark.parametrize("name", ["lora", "lora-fsdp", "lora-pipeline"])
+@pytest.mark.parametrize("name", ["lora", "lora-fsdp", "lora-pipeline", "lora-interleaved"])
 def test_checkpoint_has_the_low_rank_matrices_only(folder: Path, name: str) -> None:
     state = read_state_dict(f"{folder / name}/checkpoints/step-{STEPS:08d}/")
     weights = [key for key in state if key.startswith("model.")]
-    assert len(weights) == 2 * 7 * 2
+    assert len(weights) == LAYERS * 7 * 2
     assert all(".lora_" in key for key in weights)
 
 
-@pytest.mark.parametrize("name", ["lora", "lora-ddp", "lora-fsdp", "lora-pipeline"])
+@pytest.mark.parametrize("name", ["lora", "lora-ddp", "lora-fsdp", "lora-pipeline", "lora-interleaved"])
 def test_merged_export_has_the_loss_of_the_adapted_model(
     folder: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

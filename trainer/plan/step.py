@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainer.distributed import DistributedContext, build_context
 from trainer.models import Model, build
 from trainer.models import loss as loss_functions
+from trainer.models.decoder import stages_of
 from trainer.models.experts import expert_load
 from trainer.optimizer import build_optimizer
 from trainer.parallelism import build_forward_backward, expert_parallel, parallelize, replicate
@@ -101,7 +102,8 @@ class _Steps:
         module = replicate(model, config, context) if config.parallel.sharded else model.module
         parameters = list(model.module.parameters())
         self.recorder.label(parameters, "parameters")
-        self.recorder.label(model.module.buffers(), "buffers")
+        for stage in stages_of(model.module):
+            self.recorder.label(stage.buffers(), "buffers")
         optimizer = build_optimizer(model, config.optimizer)
         forward_backward = build_forward_backward(module, config, context, precision)
         for _ in range(_STEPS):

@@ -22,6 +22,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {"data": "fsdp"},
     "tensor-and-fsdp": {"tensor": 2, "data": "fsdp"},
     "pipeline-and-tensor": {"pipeline": 2, "tensor": 2},
+    "interleaved-and-fsdp": {"pipeline": 2, "schedule": "interleaved_1f1b", "data": "fsdp"},
 }
 NAMES = ("llama", "qwen3")
 EXPERT_LAYOUTS = {"expert": {"data": "fsdp", "expert": 4}, "expert-and-fsdp": {"data": "fsdp", "expert": 2}}
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path)
     """Runs of all layouts and models."""
     folder = tmp_path_factory.mktemp("round-trip")
     for name in dict(CASES):
-        save_model(folder / name, name, dtype=torch.bfloat16)
+        save_model(folder / name, name, dtype=torch.bfloat16, num_hidden_layers=4)  # interleaved: 4 stages
     runs = {
         str(folder / f"{name}-{layout}"): config(folder / name, (LAYOUTS | EXPERT_LAYOUTS)[layout])
         for name, layout in CASES

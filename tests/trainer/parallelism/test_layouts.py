@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.trainer.conftest import ROOT, TINY
 from tests.trainer.layouts import read_metrics, run_layouts
+from trainer.export import __main__ as export_command
 from trainyard.models.dataset import INDEX, TokenDataset
 
 pytestmark = pytest.mark.slow
@@ -61,7 +64,7 @@ DEEP = {"model": {**TINY["model"], "layers": 4}}
 INTERLEAVED = {"pipeline": 2, "schedule": "interleaved_1f1b"}
 DEEP_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {"deep": DEEP},
-    2: {"interleaved": DEEP | {"parallel": INTERLEAVED}},
+    2: {"interleaved": DEEP | {"parallel": INTERLEAVED, "checkpoint": {"export": ["safetensors"]}}},
     4: {
         "interleaved-and-fsdp": DEEP | {"parallel": {**INTERLEAVED, "data": "fsdp"}},
         "interleaved-and-tensor": DEEP | {"parallel": {**INTERLEAVED, "tensor": 2}},
@@ -92,7 +95,15 @@ def config(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -> dict[str, list[dict[str, Any]]]:
+def folders() -> dict[str, Path]:
+    """The folder of each layout's run, which `runs` adds."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path, folders: dict[str, Path]
+) -> dict[str, list[dict[str, Any]]]:
     """The metrics of each layout."""
     lines: dict[str, list[dict[str, Any]]] = {}
     lines_of_text = tmp_path_factory.mktemp("data") / "lines"
@@ -105,6 +116,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path) -
         folder = tmp_path_factory.mktemp(f"on-{processes}")
         run_layouts(folder, processes, {name: config(each) for name, each in layouts.items()}, os.environ | variables)
         lines |= {name: read_metrics(folder / name) for name in layouts}
+        folders |= {name: folder / name for name in layouts}
     folder = tmp_path_factory.mktemp("resumed")
     run_layouts(folder, 1, {"constant": config(CONSTANT)}, os.environ | variables)
     for name, ((before, first), (after, second)) in RESUMED.items():
@@ -166,3 +178,19 @@ def test_interleaved_stages_equal_one_process(runs: dict[str, list[dict[str, Any
 def test_run_resumes_with_another_number_of_stages(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
     actual, single = ([line["loss"] for line in runs[each]] for each in (name, "constant"))
     assert actual == pytest.approx(single, abs=1e-5)
+
+
+def test_export_equals_that_of_one_process(
+    runs: dict[str, list[dict[str, Any]]], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of an interleaved run, and by one process from its checkpoint."""
+    uri = f"{folders['interleaved']}/checkpoints/step-{STEPS:08d}"
+    monkeypatch.setattr("sys.argv", ["export", uri, str(tmp_path)])
+    assert export_command.main() == 0
+    actual, expected = (read_weights(each) for each in (folders["interleaved"] / "results/export", tmp_path))
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}

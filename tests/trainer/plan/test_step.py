@@ -100,6 +100,17 @@ def test_pipeline_stages_have_their_blocks_only(rank: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_interleaved_rank_has_all_of_its_stages(rank: int) -> None:
+    """A rank of two with stages 0 and 2, or 1 and 3: three of the four stages send in each direction."""
+    planned = plan(2, rank, parallel={"pipeline": 2, "schedule": "interleaved_1f1b"})
+    single = plan(2, rank, parallel={"pipeline": 2})
+    assert planned.memory["parameters"] == pytest.approx(single.memory["parameters"])
+    assert planned.memory["buffers"] == 2 * single.memory["buffers"] > 0
+    assert counts(planned)["send", "pipeline"] == 3 * 32
+
+
+@pytest.mark.slow
 def test_expert_parallel_ranks_exchange_tokens() -> None:
     """Per layer and micro-batch: numbers and rows to the experts, and their results; for gradients the rows only."""
     experts = {"architecture": "qwen3_moe", "experts": 16, "experts_per_token": 2, "expert_size": 64}
