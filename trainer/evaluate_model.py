@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -107,9 +107,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer evaluate", description="Evaluate a model on held-out samples.")
     parser.add_argument("model", metavar="MODEL", help="folder, s3:// URI or hub name of a model")
     parser.add_argument("data", metavar="DATA", help="folder or s3:// URI of a dataset")
-    parser.add_argument("--samples", type=_positive, help="number of held-out samples; default: all")
+    parser.add_argument("--samples", type=_integer_from(1), help="number of held-out samples; default: all")
     parser.add_argument(
-        "--sequence-length", type=_length, help="tokens per sample; default: that of the dataset's rows"
+        "--sequence-length", type=_integer_from(2), help="tokens per sample; default: that of the dataset's rows"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -118,9 +118,11 @@ def main(arguments: Sequence[str]) -> int:
         result = _evaluate(options)
     except InputError as error:  # keys of a configuration are the arguments of this command
         names = {PATH_KEY: "MODEL", "DATA_URI": "DATA", "config.model.sequence_length": "--sequence-length"}
-        problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in error.problems]
-        fix = "Evaluate it with a program that runs models of transformers, such as lm-eval"
-        problems = [replace(each, fix=fix) if each.code in _UNSUPPORTED else each for each in problems]
+        other = "Evaluate it with a program that runs models of transformers, such as lm-eval"
+        problems = [
+            replace(each, key=names.get(each.key, each.key), fix=other if each.code in _UNSUPPORTED else each.fix)
+            for each in error.problems
+        ]
         raise InputError(problems) from None
     except OSError as error:
         print(error, file=sys.stderr)
@@ -147,18 +149,16 @@ def _evaluate(options: argparse.Namespace) -> Evaluation:
         data.close()
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
+def _integer_from(minimum: int) -> Callable[[str], int]:
+    """Return the type of an argument: an integer that is not smaller."""
 
+    def integer(text: str) -> int:
+        number = int(text)
+        if number < minimum:
+            raise argparse.ArgumentTypeError(f"must be {minimum} or more")
+        return number
 
-def _length(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError("must be 2 or more")
-    return number
+    return integer
 
 
 def _sequence_length(uri: str) -> int:

@@ -364,13 +364,12 @@ class Training:
     def _evaluate(self) -> float | None:
         """Return the validation loss; None if a rank is to terminate."""
         average_buffers(self._model.module, self._distributed)
-        batches_of_ranks = self._config.evaluation.batches
         with closing(self._data.held_out_batches(self._validation_micro_batches)) as batches:
             return compute_validation_loss(
                 self._module,
                 self._forward_backward,
                 batches,
-                batches_of_ranks,
+                self._config.evaluation.batches,
                 self._distributed,
                 self._is_terminating,
             )
@@ -432,8 +431,15 @@ class Training:
             batches = self._data.held_out_batches(self._validation_micro_batches)
             return mean_loss_of_model(module, batches, self._device)
 
-        arguments = (config, self._distributed, session.results, self._data, validation_loss)
-        exports = export(self._model, *arguments, evaluate_whole_model)
+        exports = export(
+            self._model,
+            config,
+            self._distributed,
+            session.results,
+            self._data,
+            validation_loss,
+            evaluate_whole_model,
+        )
         if metrics:
             if exports:
                 results = results.model_copy(update={"exports": exports})

@@ -77,7 +77,7 @@ def open_session(config: TrainerConfig, environment: Environment, device: torch.
     stack.callback(data.close)
     model = build(config, layout.stage(rank))
     data.require_vocabulary_fits(model.vocabulary, config.model)
-    if data.separates_documents and not model.separates_documents:
+    if data.separates_documents and model.separates_documents and not model.separates_documents():
         reason = "is not possible with this model, whose attention or state connects the documents of a sequence"
         problem = Problem("config.data.separate_documents", True, reason, "Set it to false", "documents_not_separable")
         raise InputError([problem])

@@ -69,7 +69,8 @@ class Data:
             splits.append((order, _create_loader(samples, order, config, rank, ranks)))
         (order, self._train), (held_out_order, self._held_out) = splits
         self._order, self._seed = order, config.seed
-        self._separates_documents = isinstance(samples, TokenSamples) and samples.separates_documents
+        # Whether micro-batches have `cu_seqlens` if a sequence has several documents.
+        self.separates_documents = isinstance(samples, TokenSamples) and samples.separates_documents
         self.held_out_samples = held_out_order.size
         local_ranks = _local_ranks(config, environment, rank, ranks)
         limit = math.inf
@@ -123,11 +124,6 @@ class Data:
             "config.data.streams": self._order.streams,
             "config.data.shuffle_block_samples": self._order.block,
         }
-
-    @property
-    def separates_documents(self) -> bool:
-        """Whether micro-batches have `cu_seqlens` if a sequence has several documents."""
-        return self._separates_documents
 
     @property
     def has_conversations(self) -> bool:

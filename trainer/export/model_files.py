@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.data.index import read_index
+from trainer.models.pretrained import CONFIG
 from trainer.storage import Storage
 from trainyard.models.dataset import INDEX, TokenDataset
 
@@ -35,7 +36,7 @@ def special_tokens_of(storage: Storage) -> dict[str, int | None]:
     if storage.exists(INDEX):
         index = read_index(storage)
         return index.special_tokens if isinstance(index, TokenDataset) else {}
-    if (content := storage.read("config.json")) is None:
+    if (content := storage.read(CONFIG)) is None:
         return {}
     config = json.loads(content)
     return {key: config.get(key) for key in ("bos_token_id", "eos_token_id")}

@@ -24,12 +24,10 @@ from trainer.checkpoints.failures import on_all_ranks, retry
 from trainer.checkpoints.files import read_metadata
 from trainer.checkpoints.reader import read_state_dict
 from trainer.models.lora import is_adapter, lora_layers, merged_weight
-from trainer.models.pretrained import numbered_names
+from trainer.models.pretrained import CONFIG, INDEX, numbered_names
 from trainer.models.pretrained_weights import SafetensorsReader, require_weights
 from trainer.storage import Storage
 
-INDEX = "model.safetensors.index.json"
-CONFIG = "config.json"
 MAX_FILE_BYTES = 4 * 10**9  # of tensors in one file
 # Parts that torch adds to the names of wrapped modules.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
@@ -171,7 +169,7 @@ def export_checkpoint(
     `rename`, `dtype`, `limit`: as for `export_model`. `shared`: the exported names of each tensor with several names,
     all of which the checkpoint has. Raises OSError if the storage fails.
     """
-    entries = retry(lambda: read_metadata(uri), "reading", uri, pauses_seconds=()).state_dict_metadata
+    entries = _saved_entries(uri)
     tensors = {  # by exported name
         rename(name.removeprefix("model.")): (name, entry)
         for name, entry in entries.items()
@@ -208,8 +206,9 @@ def export_adapted_checkpoint(
     `scaling`: factor of the product of the matrices. The other arguments are those of `export_checkpoint`. Raises
     InputError if the base has no weight of a matrix's name and size, OSError if the storage fails.
     """
-    saved = retry(lambda: read_metadata(uri), "reading", uri, pauses_seconds=()).state_dict_metadata
-    state = read_state_dict(uri, {name for name in saved if name.startswith("model.") and is_adapter(name)})
+    state = read_state_dict(
+        uri, {name for name in _saved_entries(uri) if name.startswith("model.") and is_adapter(name)}
+    )
     matrices = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     adapted = {
         rename(name.replace(".lora_A.", ".")): (tensor, matrices[name.replace(".lora_A.", ".lora_B.")])
@@ -231,6 +230,11 @@ def export_adapted_checkpoint(
         return {name: tensor.to(dtype) for name, tensor in content.items()}
 
     _write_files(sizes, read, config, storage, limit)
+
+
+def _saved_entries(uri: str) -> Mapping[str, Any]:
+    """Return what a checkpoint has, by name."""
+    return retry(lambda: read_metadata(uri), "reading", uri, pauses_seconds=()).state_dict_metadata
 
 
 def _write_files(

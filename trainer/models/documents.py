@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 
-def same_document(cu_seqlens: Tensor, batch: int, length: int, device: torch.device) -> Tensor:
-    """Return (batch, 1, length, length): whether two tokens of a sequence are in the same document."""
-    positions = torch.arange(batch * length, dtype=torch.int32, device=device)
-    numbers = torch.searchsorted(cu_seqlens, positions, right=True).view(batch, 1, length)
-    return numbers.unsqueeze(-1) == numbers.unsqueeze(-2)
+def document_numbers(cu_seqlens: Tensor, batch: int, length: int) -> Tensor:
+    """Return (batch, length): the number of each token's document in the micro-batch, from 1."""
+    positions = torch.arange(batch * length, dtype=torch.int32, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens, positions, right=True).view(batch, length)
 
 
 def positions_in_documents(cu_seqlens: Tensor, batch: int, length: int) -> Tensor:
     """Return (batch, length): the position of each token in its document. Each sequence starts a document."""
-    positions = torch.arange(batch * length, dtype=torch.int32, device=cu_seqlens.device)
-    starts = cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
-    return (positions - starts).view(batch, length).long()
+    starts = cu_seqlens[document_numbers(cu_seqlens, batch, length) - 1]
+    return torch.arange(batch * length, device=cu_seqlens.device).view(batch, length) - starts
 
 
 def attention_masks(
@@ -43,8 +41,7 @@ def attention_masks(
 
 def document_mask(cu_seqlens: Tensor, batch: int, length: int, start: int, stop: int) -> Tensor:
     """Return (batch, 1, stop - start, stop): whether a query attends to a key: of its document, and not later."""
-    positions = torch.arange(batch * length, dtype=torch.int32, device=cu_seqlens.device)
-    numbers = torch.searchsorted(cu_seqlens, positions, right=True).view(batch, 1, length)
+    numbers = document_numbers(cu_seqlens, batch, length).unsqueeze(1)
     return (numbers[:, :, start:stop, None] == numbers[:, :, None, :stop]).tril(start)
 
 

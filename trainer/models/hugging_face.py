@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from trainer.models.documents import positions_in_documents, same_document
+from trainer.models.documents import document_numbers, positions_in_documents
 from trainer.models.loss import cross_entropy, next_token_loss
 from trainer.models.model import Model, find_blocks
 from trainer.telemetry.flops import language_model_flops
@@ -43,11 +43,6 @@ class LanguageModel(nn.Module):
         self.model, self._is_causal = model, causal
         self._loss_chunk_tokens, self._compiles_loss = loss_chunk_tokens, compiles_loss
         self.has_linear_head = _has_linear_head(model)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return next(self.model.parameters()).device
 
     def forward(self, tokens: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return the loss, nats per token (`next_token_loss`). `cu_seqlens`: documents, see `document_mask`."""
@@ -87,8 +82,9 @@ class LanguageModel(nn.Module):
         has_window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None)
         if has_window and not self._is_causal:
             return False
-        tokens = torch.tensor([[0, 1, 0, 1], [1, 0, 0, 1]], device=self.device)  # the second documents are equal
-        sequences, documents = (torch.arange(0, 9, size, dtype=torch.int32, device=self.device) for size in (4, 2))
+        device = next(self.model.parameters()).device
+        tokens = torch.tensor([[0, 1, 0, 1], [1, 0, 0, 1]], device=device)  # the second documents are equal
+        sequences, documents = (torch.arange(0, 9, size, dtype=torch.int32, device=device) for size in (4, 2))
         was_training = self.model.training
         self.model.eval()
         try:
@@ -104,8 +100,8 @@ class LanguageModel(nn.Module):
 
     def _attention_mask(self, tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return a mask (batch, 1, length, length): 0 for tokens that may attend to each other, else the minimum."""
-        batch, length = tokens.shape
-        allowed = same_document(cu_seqlens, batch, length, tokens.device)
+        numbers = document_numbers(cu_seqlens, *tokens.shape).unsqueeze(1)
+        allowed = numbers.unsqueeze(-1) == numbers.unsqueeze(-2)
         device = tokens.device.type
         dtype = next(self.model.parameters()).dtype
         if torch.is_autocast_enabled(device):
@@ -137,7 +133,7 @@ def build_language_model(
         vocabulary=library_config.vocab_size,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         flops=_flops(inner, library_config, config),
-        separates_documents=module.separates_documents(),
+        separates_documents=module.separates_documents,
     )
 
 

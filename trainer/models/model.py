@@ -18,7 +18,8 @@ class Model:
     vocabulary: int  # number of token ids, or of classes
     parameters: int  # trainable parameters of all stages
     pretrained: str | None = None  # location of the weights to load into the parallelized module; None: it has them
-    separates_documents: bool = True  # whether it can mask attention between the documents of a sequence
+    # Tests whether it masks attention between the documents of a sequence, before it is parallelized; None: it does.
+    separates_documents: Callable[[], bool] | None = None
     flops: float | None  # of one sample's forward and backward pass, see trainer/telemetry/flops.py; None: unknown
 
 

@@ -13,6 +13,7 @@ from trainyard.config.training.models import MODEL_PATH, DecoderConfig, HuggingF
 from trainyard.errors import InputError, Problem
 
 CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"  # the file of each tensor
 PATH_KEY = "config.model.path"
 # By architecture: its name in the class of transformers.
 _NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}

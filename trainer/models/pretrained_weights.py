@@ -27,14 +27,13 @@ from torch.futures import Future
 
 from trainer.checkpoints.failures import retry
 from trainer.models.lora import is_adapter
-from trainer.models.pretrained import PATH_KEY, numbered_names, transformers_name
+from trainer.models.pretrained import INDEX, PATH_KEY, numbered_names, transformers_name
 from trainer.storage import Storage
 from trainyard.errors import InputError, Problem
 
 _MAX_READ_BYTES = 256 * 2**20
 _THREADS = 8
 _EXPERT = re.compile(r"(\.mlp\.experts\.)\d+(\.)")
-_INDEX = "model.safetensors.index.json"
 _FINGERPRINT_TENSORS, _FINGERPRINT_BYTES = 64, 4096
 _LENGTH_BYTES = 8  # of the length of the header, at the start of a file
 # Names of types in the format, see github.com/huggingface/safetensors.
@@ -53,6 +52,10 @@ class _Tensor:
     @property
     def row_bytes(self) -> int:
         return prod(self.shape[1:]) * self.type.itemsize
+
+    @property
+    def stop(self) -> int:
+        return self.start + prod(self.shape) * self.type.itemsize
 
 
 def load_weights(module: nn.Module, storage: Storage) -> None:
@@ -144,7 +147,7 @@ class SafetensorsReader(StorageReader):
             yield name, TensorStorageMetadata(TensorProperties(dtype=first.type), size, chunks)
 
     def _read_headers(self) -> dict[str, _Tensor]:
-        if (index := self.storage.read(_INDEX)) is not None:
+        if (index := self.storage.read(INDEX)) is not None:
             file_by_tensor: dict[str, str] = json.loads(index)["weight_map"]
             keys = sorted(set(file_by_tensor.values()))
         else:
@@ -158,7 +161,7 @@ class SafetensorsReader(StorageReader):
                     continue
                 if name in tensors:
                     reason = f"has {name} in two files, {tensors[name].key} and {key}"
-                    fix = f"Remove the file that does not belong to the model, or add {_INDEX}"
+                    fix = f"Remove the file that does not belong to the model, or add {INDEX}"
                     raise InputError([Problem(PATH_KEY, self.storage.uri, reason, fix, "duplicate_weight")])
                 tensors[name] = tensor
         return tensors
@@ -195,9 +198,8 @@ class SafetensorsReader(StorageReader):
 
     def _read_middle(self, name: str) -> bytes:
         tensor = self._tensors[name]
-        size = prod(tensor.shape) * tensor.type.itemsize
-        start = max(0, (size - _FINGERPRINT_BYTES) // 2)
-        return self._read_range(tensor.key, tensor.start + start, tensor.start + min(size, start + _FINGERPRINT_BYTES))
+        start = max(tensor.start, (tensor.start + tensor.stop - _FINGERPRINT_BYTES) // 2)
+        return self._read_range(tensor.key, start, min(tensor.stop, start + _FINGERPRINT_BYTES))
 
     def _read_range(self, key: str, start: int, stop: int) -> bytes:
         """Read bytes of a file, and again after a failure of the storage."""
@@ -206,7 +208,7 @@ class SafetensorsReader(StorageReader):
     def read_tensor(self, name: str) -> Tensor:
         """Return a whole tensor. Raises KeyError if the model has none of this name."""
         tensor = self._tensors[name]
-        content = self._read_range(tensor.key, tensor.start, tensor.start + tensor.shape[0] * tensor.row_bytes)
+        content = self._read_range(tensor.key, tensor.start, tensor.stop)
         return torch.frombuffer(bytearray(content), dtype=tensor.type).view(tensor.shape)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

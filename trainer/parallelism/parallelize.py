@@ -40,9 +40,10 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
     if config.precision == "float8":
         to_float8(model.blocks, config.float8, config.parallel.tensor)
     if (part := distributed.sequence_part) is not None:
-        for each in (each for stage in stages_of(module) for each in stage.modules()):
-            if isinstance(each, Decoder | Attention):
-                each.sequence_part = part
+        for stage in stages_of(module):
+            for each in stage.modules():
+                if isinstance(each, Decoder | Attention):
+                    each.sequence_part = part
     for name, block in model.blocks.items():
         _materialize(block, name, model, config.seed, distributed.device)
         if tensor is not None:

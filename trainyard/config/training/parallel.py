@@ -191,10 +191,8 @@ def parallel_problems(
 
 def _schedule_problems(parallel: ParallelConfig) -> Iterator[Problem]:
     if parallel.schedule == "interleaved_1f1b" and parallel.pipeline == 1:
-        reason, fix = (
-            "is a schedule of several ranks, and parallel.pipeline is 1",
-            "Remove it, or set parallel.pipeline",
-        )
+        reason = "is a schedule of several ranks, and parallel.pipeline is 1"
+        fix = "Remove it, or set parallel.pipeline"
         yield Problem("parallel.schedule", parallel.schedule, reason, fix, "schedule_without_pipeline")
     if parallel.schedule != "interleaved_1f1b" and parallel.stages_per_rank is not None:
         reason = f"parallel.schedule is {parallel.schedule}, in which a rank has one stage"
