@@ -396,10 +396,10 @@ def _reduce_parallelism(parallel: ParallelConfig, world_size: int, processes_per
     tensor = gcd(parallel.tensor, processes_per_node)
     stages = range(1, min(parallel.pipeline, SMALL_MODEL["layers"]) + 1)
     pipeline = max(degree for degree in stages if world_size // tensor % degree == 0)
-    context = gcd(parallel.context, world_size // (tensor * pipeline))
-    shard = None
+    ranks, shard = world_size // (tensor * pipeline), None
     if parallel.data == "hsdp":
-        shard = gcd(parallel.shard or max(1, processes_per_node // tensor), world_size // (tensor * pipeline))
+        shard = gcd(parallel.shard or max(1, processes_per_node // tensor), ranks)
+    context = gcd(parallel.context, shard or ranks)  # a shard group has whole sequences
     expert = gcd(parallel.expert, world_size, EXPERTS)
     changes: dict[str, Any] = {"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard}
     changes |= {"expert": expert, "async_tensor": False}  # for GPUs only

@@ -74,6 +74,7 @@ def test_interval_in_steps_replaces_an_interval_in_seconds() -> None:
         (4, {"data": "fsdp", "tensor": 8, "reshard_after_forward": False}, {"data": "fsdp", "tensor": 2}),
         (4, {"pipeline": 4}, {"pipeline": 2}),
         (4, {"data": "fsdp", "context": 16}, {"data": "fsdp", "context": 8}),
+        (4, {"data": "hsdp", "context": 4}, {"data": "hsdp", "shard": 2, "context": 2}),
         (4, {"tensor": 8, "async_tensor": True}, {"tensor": 2}),
         (4, {"pipeline": 2, "schedule": "interleaved_1f1b"}, {"pipeline": 2}),
         (3, {"data": "hsdp", "pipeline": 2, "schedule": "gpipe"}, {"data": "hsdp", "pipeline": 2, "shard": 1}),
