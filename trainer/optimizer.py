@@ -8,23 +8,19 @@ import torch
 from torch import nn
 
 from trainer.models.model import Model
+from trainer.muon import Muon
 from trainyard.config.training.config import OptimizerConfig
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of hidden layers, and AdamW for all other parameters, with one state and list of groups.
-
-    Muon: Jordan et al., kellerjordan.github.io/posts/muon. Its updates have the size of AdamW's, so that both have the
-    same learning rate: Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982.
-    """
+    """Muon for the matrices of hidden layers, and AdamW for all other parameters, with one state and list of groups."""
 
     def __init__(self, hidden: list[nn.Parameter], others: list[dict[str, Any]], config: OptimizerConfig) -> None:
-        self._muon = torch.optim.Muon(
+        self._muon = Muon(
             hidden,
-            lr=config.learning_rate,
+            learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
             momentum=config.momentum,
-            adjust_lr_fn="match_rms_adamw",
         )
         self._adamw = _adamw(others, config)
         super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
@@ -34,7 +30,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters that have gradients."""
         assert closure is None, "the gradients are computed before"
-        self._muon.step()  # type: ignore[no-untyped-call]
+        self._muon.step()
         self._adamw.step()
 
 

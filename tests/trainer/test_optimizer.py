@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from tests.trainer.conftest import tiny
 from trainer.checkpoints import Progress, State
 from trainer.models import Model, build
+from trainer.muon import Muon
 from trainer.optimizer import build_optimizer, learning_rate
 from trainyard.config.training.config import OptimizerConfig
 
@@ -62,6 +63,24 @@ def muon() -> tuple[Model, torch.optim.Optimizer]:
         torch.nn.init.ones_(parameter)
         parameter.grad = torch.randn_like(parameter)
     return model, build_optimizer(model, OptimizerConfig(kind="muon"))
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])
+def test_muon_updates_as_that_of_torch(shape: tuple[int, int]) -> None:
+    start = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    own, of_torch = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    adjusted: Any = {"adjust_lr_fn": "match_rms_adamw"}
+    optimizers = (
+        Muon([own], learning_rate=0.02, weight_decay=0.1, momentum=0.95),
+        torch.optim.Muon([of_torch], lr=0.02, weight_decay=0.1, momentum=0.95, **adjusted),
+    )
+    for step in range(3):
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(step))
+        own.grad, of_torch.grad = gradient.clone(), gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(own, of_torch, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(own, start, atol=0.01)
 
 
 def test_muon_is_for_the_matrices_of_blocks(muon: tuple[Model, torch.optim.Optimizer]) -> None:

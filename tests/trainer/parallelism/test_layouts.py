@@ -58,6 +58,7 @@ FP16_LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp-fp16": {"precision": "fp16", "parallel": {"data": "fsdp"}},
     "tensor-fp16": {"precision": "fp16", "parallel": {"tensor": 2}},
     "pipeline-fp16": {"precision": "fp16", "parallel": {"pipeline": 2}},
+    "context-fp16": {"precision": "fp16", "parallel": {"context": 2}},
 }
 # By number of processes, with four layers. Two ranks have two stages each.
 DEEP = {"model": {**TINY["model"], "layers": 4}}
@@ -79,10 +80,21 @@ RESUMED = {
 }
 # By number of processes. Muon orthogonalizes in bf16.
 MUON = {"optimizer": {**TINY["optimizer"], "clip_norm": 0.2, "kind": "muon"}}
+# Its keys have two rows, fewer than there are shards.
+MUON_OF_FEW_ROWS = MUON | {"model": {**TINY["model"], "heads": 16, "kv_heads": 1}}
 MUON_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    1: {"muon": MUON},
-    2: {"muon-ddp": MUON, "muon-fsdp": MUON | {"parallel": {"data": "fsdp"}}},
-    4: {"muon-tensor-and-fsdp": MUON | {"parallel": {"tensor": 2, "data": "fsdp"}}},
+    1: {"muon": MUON, "muon-of-few-rows": MUON_OF_FEW_ROWS},
+    2: {
+        "muon-ddp": MUON,
+        "muon-fsdp": MUON | {"parallel": {"data": "fsdp"}},
+        "muon-pipeline": MUON | {"parallel": {"pipeline": 2}},
+        "muon-tensor": MUON | {"parallel": {"tensor": 2}},
+    },
+    4: {
+        "muon-tensor-and-fsdp": MUON | {"parallel": {"tensor": 2, "data": "fsdp"}},
+        "muon-hsdp": MUON | {"parallel": {"data": "hsdp", "shard": 2}},
+        "muon-of-few-rows-fsdp": MUON_OF_FEW_ROWS | {"parallel": {"data": "fsdp"}},
+    },
 }
 STEPS = 5
 
@@ -160,9 +172,10 @@ def test_pipeline_schedule_counts_as_backward(runs: dict[str, list[dict[str, Any
         assert line["forward_seconds"] == 0 < line["backward_seconds"]
 
 
-@pytest.mark.parametrize("layout", [name for layouts in MUON_LAYOUTS.values() for name in layouts if name != "muon"])
+@pytest.mark.parametrize("layout", [name for ranks, layouts in MUON_LAYOUTS.items() for name in layouts if ranks > 1])
 def test_muon_is_close_to_that_of_one_process(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
-    actual, single = ([line["loss"] for line in runs[name]] for name in (layout, "muon"))
+    same_model = "muon-of-few-rows" if "few-rows" in layout else "muon"
+    actual, single = ([line["loss"] for line in runs[name]] for name in (layout, same_model))
     assert actual == pytest.approx(single, abs=1e-4)
     assert actual[-1] < actual[0]
 

@@ -1,0 +1,148 @@
+"""Muon for sharded matrices: each matrix is gathered by one rank, which computes its update for all."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_gather_tensor, wait_tensor
+from torch.distributed.tensor import DTensor
+
+# Of the iteration of Newton-Schulz: Jordan et al., kellerjordan.github.io/posts/muon.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+# The root mean square of AdamW's updates: Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982.
+UPDATE_SIZE = 0.2
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al.) with updates of the size of AdamW's, so that both can have the same learning rate.
+
+    The ranks of FSDP divide the matrices among them: a rank gets the shards of its matrix, and sends back the shards of
+    its update. Ranks of tensor parallelism compute the same update.
+    """
+
+    def __init__(
+        self, matrices: list[nn.Parameter], *, learning_rate: float, weight_decay: float, momentum: float
+    ) -> None:
+        super().__init__(matrices, {"lr": learning_rate, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the matrices, all of which have gradients."""
+        assert closure is None, "the gradients are computed before"
+        (group,) = self.param_groups
+        matrices = [_Matrix(parameter) for parameter in group["params"]]
+        shards = matrices[0].shards
+        assert all(matrix.shards == shards for matrix in matrices), "all matrices of a pipeline stage have one mesh"
+        # Matrices of similar sizes are exchanged together: all ranks compute for a similar time.
+        ordered = sorted(matrices, key=lambda matrix: -matrix.parameter.numel())
+        ranks = dist.get_world_size(shards) if shards is not None else 1
+        for start in range(0, len(ordered), ranks):
+            batch = ordered[start : start + ranks]
+            momenta = [self._momentum(matrix, group["momentum"]) for matrix in batch]
+            updates = _exchanged(batch, momenta, shards) if shards is not None else [batch[0].update(momenta[0])]
+            for matrix, update in zip(batch, updates, strict=True):
+                size = UPDATE_SIZE * math.sqrt(max(matrix.parameter.shape))
+                matrix.local.mul_(1 - group["lr"] * group["weight_decay"])
+                matrix.local.add_(update, alpha=-group["lr"] * size)
+
+    def _momentum(self, matrix: "_Matrix", momentum: float) -> Tensor:
+        """Update the momentum of a matrix; return that of Nesterov, of this rank's shard, in bf16."""
+        state = self.state[matrix.parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(matrix.parameter)
+        buffer, gradient = _local(state["momentum_buffer"]), _local(matrix.parameter.grad)
+        buffer.lerp_(gradient, 1 - momentum)
+        return gradient.lerp(buffer, momentum).bfloat16()
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A parameter, which FSDP may shard by rows and tensor parallelism by rows or columns."""
+
+    parameter: nn.Parameter
+
+    @property
+    def local(self) -> Tensor:
+        return _local(self.parameter)
+
+    @property
+    def shards(self) -> dist.ProcessGroup | None:
+        """The ranks between which FSDP divides the rows; None without FSDP."""
+        return next((group for name, group, _ in self._sharded() if name == "shard"), None)
+
+    def _sharded(self) -> Iterator[tuple[str, dist.ProcessGroup, int]]:
+        """Yield the mesh dimensions along which the parameter is sharded: name, group, and dimension of the tensor."""
+        if isinstance(self.parameter, DTensor):
+            mesh = self.parameter.device_mesh
+            for name, placement in zip(mesh.mesh_dim_names or (), self.parameter.placements, strict=True):
+                if not placement.is_replicate():
+                    yield name, mesh.get_group(name), placement.dim
+
+    def unsharded_shape(self) -> tuple[int, int]:
+        """Shape without FSDP: that of the part of tensor parallelism, whose sizes are divisible."""
+        shape = list(self.parameter.shape)
+        for name, group, dim in self._sharded():
+            if name == "tensor":
+                shape[dim] //= dist.get_world_size(group)
+        return shape[0], shape[1]
+
+    def elements(self) -> list[int]:
+        """Number of elements of each rank of `shards`, as FSDP divides the rows."""
+        assert self.shards is not None
+        rows, columns = self.unsharded_shape()
+        ranks = dist.get_world_size(self.shards)
+        rows_per_rank = math.ceil(rows / ranks)
+        return [min(max(rows - rank * rows_per_rank, 0), rows_per_rank) * columns for rank in range(ranks)]
+
+    def update(self, momentum: Tensor) -> Tensor:
+        """Return the update from the momentum, both without FSDP, (rows, columns)."""
+        tensor = next(((group, dim) for name, group, dim in self._sharded() if name == "tensor"), None)
+        if tensor is None:
+            return orthogonalized(momentum)
+        group, dim = tensor
+        whole = orthogonalized(wait_tensor(all_gather_tensor(momentum, dim, group)))
+        return whole.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)]
+
+
+def _exchanged(batch: list[_Matrix], momenta: list[Tensor], shards: dist.ProcessGroup) -> list[Tensor]:
+    """Return this rank's shards of the updates: the rank with the number of a matrix in the batch computes its update.
+
+    momenta: this rank's shards of them. `batch` has at most as many matrices as there are ranks.
+    """
+    rank, ranks = dist.get_rank(shards), dist.get_world_size(shards)
+    sent = [shard.numel() for shard in momenta] + [0] * (ranks - len(batch))
+    received = batch[rank].elements() if rank < len(batch) else [0] * ranks
+    sends = torch.cat([shard.flatten() for shard in momenta])
+    momentum = sends.new_empty(sum(received))
+    dist.all_to_all_single(momentum, sends, received, sent, group=shards)
+    update = momentum
+    if rank < len(batch):
+        update = batch[rank].update(momentum.view(batch[rank].unsharded_shape())).flatten()
+    dist.all_to_all_single(sends, update.contiguous(), sent, received, group=shards)
+    parts = sends.split(sent[: len(batch)])
+    return [part.view_as(shard) for part, shard in zip(parts, momenta, strict=True)]
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """Return the nearest orthogonal matrix to a bf16 matrix, roughly: its singular values are between 0.5 and 1.5.
+
+    The iteration of Newton-Schulz with COEFFICIENTS.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrix.size(0) > matrix.size(1)
+    x = matrix.T if tall else matrix
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
