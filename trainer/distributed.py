@@ -32,8 +32,8 @@ CREATION_SECONDS = 8.0
 class DistributedContext:
     """This rank's device, process groups and position in the device mesh.
 
-    Ranks that differ only in the dimension `pipeline` or `tensor`, or in the rank in `context_group`, train on the same
-    samples.
+    Ranks that differ only in the dimension `pipeline` or `tensor`, or in the rank in `sequence_group`, train on the
+    same samples.
     """
 
     device: torch.device
@@ -43,7 +43,7 @@ class DistributedContext:
     # The ranks whose gradients are averaged: same pipeline stage, same part of each tensor; None if there is only this.
     data_group: dist.ProcessGroup | None
     control_group: dist.ProcessGroup  # all ranks, on the CPU, for the training thread
-    context_group: dist.ProcessGroup | None  # the ranks with parts of the same sequences; None if it is only this rank
+    sequence_group: dist.ProcessGroup | None  # the ranks with parts of the same sequences; None if it is only this rank
     # The ranks of `shard` as EXPERT_DIMENSIONS: a group of `expert` has all experts, and the ranks of `expert_shard`
     # have shards of the same experts. None without expert parallelism.
     experts: DeviceMesh | None = None
@@ -75,7 +75,7 @@ class DistributedContext:
     @property
     def sequence_part(self) -> SequencePart | None:
         """This rank's part of the sequences; None if it has whole sequences."""
-        group = self.context_group
+        group = self.sequence_group
         return None if group is None else SequencePart(group.group_name, dist.get_rank(group), group.size())
 
     @property
@@ -92,7 +92,8 @@ class DistributedContext:
 def choose_device(config: TrainerConfig, environment: Environment) -> torch.device:
     """Return this process's GPU, or the CPU; set the number of threads and determinism.
 
-    Raises InputError if the node has too few GPUs, or its GPU does not support the configured precision.
+    Raises InputError if the node has too few GPUs, or its GPU does not support the configured precision or
+    asynchronous tensor parallelism.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(config.threads or max(1, cores // environment.local_world_size))
@@ -114,6 +115,7 @@ def choose_device(config: TrainerConfig, environment: Environment) -> torch.devi
         torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
         capability = torch.cuda.get_device_capability(device)
     _require_precision(config, device, capability)
+    _require_symmetric_memory(config, device)
     return device
 
 
@@ -128,6 +130,14 @@ def _require_precision(config: TrainerConfig, device: torch.device, capability: 
     else:
         return
     raise InputError([Problem("config.precision", config.precision, reason, fix, "precision_unsupported")])
+
+
+def _require_symmetric_memory(config: TrainerConfig, device: torch.device) -> None:
+    """Raise InputError if asynchronous tensor parallelism is set and the device is no NVIDIA GPU."""
+    if not config.parallel.async_tensor or (device.type == "cuda" and torch.version.hip is None):
+        return
+    reason = f"needs NVIDIA GPUs, which read each other's memory; this process has {_describe_gpu(device)}"
+    raise InputError([Problem("config.parallel.async_tensor", True, reason, "Remove it", "async_tensor_unsupported")])
 
 
 def _describe_gpu(device: torch.device) -> str:
@@ -152,8 +162,8 @@ def init_distributed(
             _init_process_group(environment, device, process_group_timeout(config.timeouts.longest_seconds), store)
         with _limited_creation() if store is not None else nullcontext():
             sizes = environment.world_size, environment.local_world_size
-            context = build_context(config, *sizes, device, _create_cpu_group)
-        yield context
+            distributed = build_distributed(config, *sizes, device, _create_cpu_group)
+        yield distributed
     finally:
         if initialize and dist.is_initialized():  # also if a lost peer has interrupted the initialization
             dist.destroy_process_group()
@@ -199,7 +209,7 @@ def _create_cpu_group(timeout: timedelta) -> dist.ProcessGroup:
     return group
 
 
-def _create_context_group(layout: Layout) -> dist.ProcessGroup | None:
+def _create_sequence_group(layout: Layout) -> dist.ProcessGroup | None:
     if layout.context == 1:
         return None
     group, _ = dist.new_subgroups_by_enumeration(layout.context_groups())
@@ -207,7 +217,7 @@ def _create_context_group(layout: Layout) -> dist.ProcessGroup | None:
     return group
 
 
-def build_context(
+def build_distributed(
     config: TrainerConfig,
     world_size: int,
     per_node: int,
@@ -234,8 +244,8 @@ def build_context(
     data_group = mesh.get_group(data[0]) if data else None
     if len(data) > 1:
         groups.append(data_group := mesh[data]._flatten("data").get_group())
-    context_group = _create_context_group(layout)
-    groups += [context_group] if context_group is not None else []
+    sequence_group = _create_sequence_group(layout)
+    groups += [sequence_group] if sequence_group is not None else []
     experts = None
     if (expert := config.parallel.expert) > 1:
         experts = mesh["shard"]._unflatten(0, (layout.shard // expert, expert), EXPERT_DIMENSIONS)
@@ -251,6 +261,6 @@ def build_context(
         checkpoint_group=checkpoint_group,
         data_group=data_group,
         control_group=control_group,
-        context_group=context_group,
+        sequence_group=sequence_group,
         experts=experts,
     )

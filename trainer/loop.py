@@ -30,6 +30,7 @@ from trainer.optimizer import build_optimizer, learning_rate
 from trainer.parallelism import build_forward_backward, parallelize, replicate
 from trainer.parallelism.forward_backward import Batch
 from trainer.parallelism.gradients import global_gradient_norm
+from trainer.parallelism.parallelize import set_sequence_part
 from trainer.recovery.agreement import NO_STATE
 from trainer.recovery.members import Generation, Members
 from trainer.session import Session, open_session, seed_step
@@ -133,6 +134,8 @@ class Training:
         if session.optimizer is None:
             parallelize(self._model, config, self._distributed, session.precision)
             session.optimizer = build_optimizer(self._model, config.optimizer)
+        else:
+            set_sequence_part(self._model.module, self._distributed.sequence_part)
         self._parameters, self._optimizer = list(self._model.module.parameters()), session.optimizer
         self._optimizer.zero_grad()  # after a recovery they are parts of the old module
         self._module = replicate(self._model, config, self._distributed, init_sync=init_sync)

@@ -42,6 +42,29 @@ def test_bf16_is_accepted_from_compute_capability_8_0(gpu: pytest.MonkeyPatch, a
     choose_device(tiny(precision="bf16"), alone)
 
 
+ASYNC_TENSOR = {"parallel": {"tensor": 2, "async_tensor": True}}
+
+
+def test_asynchronous_tensor_parallelism_is_rejected_without_gpu(
+    monkeypatch: pytest.MonkeyPatch, alone: Environment
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with rejects("async_tensor_unsupported", "config.parallel.async_tensor", "no GPU", "Remove it"):
+        choose_device(tiny(**ASYNC_TENSOR), alone)
+
+
+def test_asynchronous_tensor_parallelism_is_rejected_on_amd_gpus(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
+    gpu.setattr(torch.version, "hip", "7.0")
+    with rejects("async_tensor_unsupported", "config.parallel.async_tensor", "Remove it"):
+        choose_device(tiny(**ASYNC_TENSOR), alone)
+
+
+def test_asynchronous_tensor_parallelism_is_accepted_on_nvidia_gpus(
+    gpu: pytest.MonkeyPatch, alone: Environment
+) -> None:
+    assert choose_device(tiny(**ASYNC_TENSOR), alone) == torch.device("cuda", 0)
+
+
 def test_more_processes_than_gpus_are_rejected(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
     with rejects("gpu_per_process_missing", "1 GPUs"):
         choose_device(tiny(precision="fp16"), replace(alone, local_rank=1))

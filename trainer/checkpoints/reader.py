@@ -18,6 +18,7 @@ from trainer.checkpoints.state import (
     State,
     local_tensor,
     named_tensors,
+    require_same_optimizer,
     require_same_sizes,
     restore_rng_state,
     rng_state,
@@ -153,6 +154,7 @@ def _load_tensors(uri: str, metadata: Metadata, state: State, group: dist.Proces
 
     def plan() -> CheckpointRead:
         require_same_sizes(content["model"], metadata, uri)
+        require_same_optimizer(content["optimizer"], metadata, uri)
         return plan_read(content if members[0] == dist.get_rank() else {}, uri, metadata)
 
     read = on_all_ranks(plan, group)

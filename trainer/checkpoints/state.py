@@ -138,6 +138,16 @@ def require_same_sizes(tensors: Mapping[str, Tensor], metadata: Metadata, uri: s
             raise model_mismatch(uri, f"holds {name} as {size and tuple(size)}, the model has {tuple(tensor.size())}")
 
 
+def require_same_optimizer(states: Mapping[str, Mapping[str, Tensor]], metadata: Metadata, uri: str) -> None:
+    """Raise InputError if the checkpoint does not have the optimizer's state. states: parameter -> key -> tensor."""
+    for name, state in states.items():
+        for key in state:
+            if f"optimizer.{name}.{key}" not in metadata.state_dict_metadata:
+                reason = f"was saved with another optimizer.kind: it holds no {key} of {name}"
+                fix = "Restore the optimizer.kind of that run, or start a new run with another CHECKPOINT_URI"
+                raise InputError([Problem("checkpoint", uri, reason, fix, "checkpoint_of_another_optimizer")])
+
+
 def model_mismatch(uri: str, reason: str) -> InputError:
     """Create the error for a checkpoint of another model."""
     fix = "Use the model of that checkpoint, or start a new run with another CHECKPOINT_URI"

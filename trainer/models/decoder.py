@@ -225,7 +225,6 @@ class Decoder(nn.Module):
         if part is not None:
             table, chunks = part.take(table[:, :length], 1), part.chunks(length)
             x = part.take(x, 1) if self.first else x
-            successors = None if successors is None else part.take(successors, 1)
         if self.first:
             x = self.embed_tokens(x)
         masks = attention_masks(cu_seqlens, x, length, chunks, self.config.head_size)
@@ -238,22 +237,28 @@ class Decoder(nn.Module):
         if not self.last:
             return x
         x = self.norm(x)
+        targets = part.take(successors, 1) if part is not None and successors is not None else successors
         if not self.config.tie_embeddings:
-            output: Tensor = self.lm_head(x, successors, *self._loss_options)
+            output: Tensor = self.lm_head(x, targets, *self._loss_options)
         else:
-            output = output_of(x, self.embed_tokens.weight, successors, *self._loss_options)
+            output = output_of(x, self.embed_tokens.weight, targets, *self._loss_options)
         return self._balanced(output, shares, successors)
 
     def _balanced(self, output: Tensor, shares: list[Tensor], successors: Tensor | None) -> Tensor:
         """Return the output. In training of a model with experts the loss has the gradient of the balance loss, too.
 
         Gradients are divided by the mean of `target_share` over all micro-batches, so the balance loss is multiplied by
-        the micro-batch's own share: its mean over the micro-batches is weighted as that of their losses.
+        the micro-batch's own share: its mean over the micro-batches is weighted as that of their losses. With context
+        parallelism the mean of the ranks' probabilities has the gradient, so that only the other shares are summed.
         """
         if not shares or successors is None or not torch.is_grad_enabled():
             return output
-        self.expert_shares = torch.stack([each[0] for each in shares]).detach()
-        return add_balance_gradient(output, shares, self.config.router_balance * target_share(successors))
+        rows, probabilities = torch.stack(shares).unbind(1)
+        self.expert_shares = rows.detach()
+        if self.sequence_part is not None:
+            rows = self.sequence_part.mean(self.expert_shares)
+        factor = self.config.router_balance * target_share(successors)
+        return add_balance_gradient(output, rows, probabilities, factor)
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""

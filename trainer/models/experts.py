@@ -4,7 +4,7 @@ No token is dropped: an expert has no capacity. The layer and the names of its s
 transformers, with the weights of all experts in one parameter each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,8 +77,10 @@ class ExpertLayer(nn.Module):
         probabilities = self.gate(tokens).softmax(-1, dtype=torch.float32)
         weights, chosen = probabilities.topk(self._per_token)
         weights = weights / weights.sum(-1, keepdim=True)
+        # Two tokens with the experts (2, 0) and (0, 1): `experts` is 0 0 1 2, `order` is 1 2 3 0 (assignment of each
+        # row), and `position` is 3 0 1 2 (row of each assignment). The tokens of the rows are `order // 2`: 0 1 1 0.
         experts, order = chosen.flatten().sort(stable=True)
-        position = order.argsort()  # of each token's experts, among the rows
+        position = order.argsort()
         counts = self._count(experts)
         rows = ordered_rows(tokens, order // self._per_token, position, self._per_token)
         results = ordered_rows(self.experts(rows, counts), position, order)
@@ -101,23 +103,20 @@ def routing_shares(counts: Tensor, probabilities: Tensor) -> Tensor:
     return torch.stack([counts / counts.sum(), probabilities.mean(0)])
 
 
-def add_balance_gradient(loss: Tensor, shares: Sequence[Tensor], factor: Tensor) -> Tensor:
-    """Return `loss` unchanged, with the gradient of `factor` times the balance loss of all layers, see `balance_loss`.
-
-    shares: those of `routing_shares` of each layer. factor: scalar.
-    """
-    balance = factor * balance_loss(torch.stack(list(shares)))
+def add_balance_gradient(loss: Tensor, rows: Tensor, probabilities: Tensor, factor: Tensor) -> Tensor:
+    """Return `loss` unchanged, with the gradient of `factor` times the `balance_loss`. factor: scalar."""
+    balance = factor * balance_loss(rows, probabilities)
     return loss + (balance - balance.detach())
 
 
-def balance_loss(shares: Tensor) -> Tensor:
+def balance_loss(rows: Tensor, probabilities: Tensor) -> Tensor:
     """Return the sum over layers of N sum_i f_i P_i for N experts: 1 for each layer whose experts have equal shares.
 
-    shares: (layers, 2, experts), f and P. Source: Fedus et al., Switch Transformer, arXiv 2101.03961, equation 4, with
-    the share of the assignments in place of that of the tokens, as each token has several experts.
+    rows: (layers, experts), f; probabilities: (layers, experts), P: those of `routing_shares`. Source: Fedus et al.,
+    Switch Transformer, arXiv 2101.03961, equation 4, with the share of the assignments in place of that of the tokens,
+    as each token has several experts.
     """
-    rows, probabilities = shares.unbind(1)
-    return shares.size(-1) * (rows * probabilities).sum()
+    return rows.size(-1) * (rows * probabilities).sum()
 
 
 def expert_load(shares: Tensor) -> Tensor:

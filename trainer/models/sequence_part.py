@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_single
+from torch.distributed._functional_collectives import all_gather_single, all_reduce
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,7 @@ class SequencePart:
         gathered = all_gather_single(halves, 0, self.group).view(self.ranks, 2, *halves.shape[1:])
         chunks = torch.cat([gathered[:, 0], gathered[:, 1].flip(0)])  # (2 n, outer, chunk, width)
         return chunks.transpose(0, 1).reshape(*outer, self.ranks * part, width)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean over the ranks of a tensor without gradients."""
+        return all_reduce(x, "sum", self.group) / self.ranks

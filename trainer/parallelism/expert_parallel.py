@@ -25,21 +25,23 @@ def distribute_experts(block: nn.Module, mesh: DeviceMesh) -> None:
     layer.experts.exchange = TokenExchange(mesh.get_group())
 
 
-def placement_of_experts(mesh: DeviceMesh) -> Callable[[nn.Parameter], ShardPlacementResult | None]:
+def placement_of_experts(
+    mesh: DeviceMesh | None, ranks: int
+) -> Callable[[nn.Parameter], ShardPlacementResult | Shard | None]:
     """Return the function by which fully_shard places a parameter: experts over the ranks of `expert_shard`.
 
     A rank has whole experts if their number is a multiple of the ranks. Otherwise it has rows of each, so that all
-    ranks have parts of the same size.
+    ranks have parts of the same size. Without expert parallelism `mesh` is None, and `ranks` have the shards.
     """
-    shards = FSDPMeshInfo(mesh["expert_shard"], shard_mesh_dim=0)  # torch compares its identity
-    ranks = shards.shard_mesh_size
+    shards = None if mesh is None else FSDPMeshInfo(mesh["expert_shard"], shard_mesh_dim=0)  # compared by identity
+    ranks = ranks if shards is None else shards.shard_mesh_size
 
-    def placement(parameter: nn.Parameter) -> ShardPlacementResult | None:
-        if not isinstance(parameter, DTensor):  # without tensor parallelism only the experts are distributed
+    def placement(parameter: nn.Parameter) -> ShardPlacementResult | Shard | None:
+        if parameter.dim() < 3:  # no experts
             return None
-        experts, rows, _ = parameter.to_local().shape
-        by_rows = experts % ranks > 0 and rows % ranks == 0
-        return ShardPlacementResult(Shard(1 if by_rows else 0), shards)
+        experts, rows, _ = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape
+        shard = Shard(1 if experts % ranks > 0 and rows % ranks == 0 else 0)
+        return shard if shards is None else ShardPlacementResult(shard, shards)
 
     return placement
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from trainer.distributed import DistributedContext
 from trainer.models.decoder import Attention, Block, Decoder, stages_of
 from trainer.models.model import Initialize, Model
+from trainer.models.sequence_part import SequencePart
 from trainer.parallelism.expert_parallel import distribute_experts, divide_expert_gradients, placement_of_experts
 from trainer.parallelism.tensor_parallel import parallelize_block, parallelize_embedding_and_head
 from trainer.precision import Precision, to_float8
@@ -34,16 +35,12 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
     compiled = memory.compile if memory.compile is not None else on_gpu
     tensor = distributed.mesh["tensor"] if config.parallel.tensor > 1 else None
     if compiled:
-        set_async_tensor(enabled=config.parallel.async_tensor and on_gpu)
+        set_async_tensor(enabled=config.parallel.async_tensor)
     if on_gpu and getattr(config.model, "synchronize_batch_norm", False):
         nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]  # in place
     if config.precision == "float8":
         to_float8(model.blocks, config.float8, config.parallel.tensor)
-    if (part := distributed.sequence_part) is not None:
-        for stage in stages_of(module):
-            for each in stage.modules():
-                if isinstance(each, Decoder | Attention):
-                    each.sequence_part = part
+    set_sequence_part(module, distributed.sequence_part)
     for name, block in model.blocks.items():
         _materialize(block, name, model, config.seed, distributed.device)
         if tensor is not None:
@@ -73,6 +70,14 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
         # backward pass.
         for stage in stages_of(module):
             _shard(stage, config, distributed, precision, reshard=False)
+
+
+def set_sequence_part(module: nn.Module, part: SequencePart | None) -> None:
+    """Set which part of the sequences this rank has, also after a recovery, which creates new process groups."""
+    for stage in stages_of(module):
+        for each in stage.modules():
+            if isinstance(each, Decoder | Attention):
+                each.sequence_part = part
 
 
 def set_async_tensor(*, enabled: bool) -> None:
@@ -171,8 +176,9 @@ def _shard(
     reshard = reshard and config.parallel.reshard_after_forward and config.parallel.pipeline == 1
     # The inputs of a decoder block are the residual stream, which has the type, and the rotary table, which is fp32.
     policy = precision.policy(modules, cast_inputs=not isinstance(modules, Block))
-    experts = None if distributed.experts is None else placement_of_experts(distributed.experts)
-    fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=experts)
+    has_experts = isinstance(config.model, DecoderConfig) and config.model.experts is not None
+    placement = placement_of_experts(distributed.experts, distributed.layout.shard) if has_experts else None
+    fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
 
 
 # Operations whose outputs selective checkpointing saves: they take most of the time.

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainer.distributed import DistributedContext, build_context
+from trainer.distributed import DistributedContext, build_distributed
 from trainer.models import Model, build
 from trainer.models import loss as loss_functions
 from trainer.models.decoder import stages_of
@@ -64,9 +64,9 @@ def plan_rank(config: TrainerConfig, world_size: int, per_node: int, rank: int, 
         warnings.simplefilter("ignore")  # about operations that a GPU does not run
         world = dist.group.WORLD
         assert world is not None, "it is initialized"
-        context = build_context(config, world_size, per_node, torch.device("cpu"), lambda _: world)
-        steps = _Steps(config, context, compiled=compiled)
-        model = build(steps.config, context.pipeline_stage)
+        distributed = build_distributed(config, world_size, per_node, torch.device("cpu"), lambda _: world)
+        steps = _Steps(config, distributed, compiled=compiled)
+        model = build(steps.config, distributed.pipeline_stage)
         with _as_on_gpus(), FakeTensorMode(allow_non_fake_inputs=True), steps.recorder:
             collectives = steps.run(model)
         ordered = dict(sorted(collectives.items(), key=lambda item: -item[1].bytes))
@@ -76,46 +76,46 @@ def plan_rank(config: TrainerConfig, world_size: int, per_node: int, rank: int, 
 class _Steps:
     """Steps of one rank, which call the functions of the training loop."""
 
-    def __init__(self, config: TrainerConfig, context: DistributedContext, *, compiled: bool) -> None:
+    def __init__(self, config: TrainerConfig, distributed: DistributedContext, *, compiled: bool) -> None:
         checkpointing = config.memory.activation_checkpointing
         changes: dict[str, Any] = {"compile": False}
         if compiled:  # the traced blocks apply it
             changes["activation_checkpointing"] = "none"
         self.config = config.model_copy(update={"memory": config.memory.model_copy(update=changes)})
         self._compiled, self._policy = compiled, checkpoint_policy(checkpointing)
-        self._accumulation = count = context.layout.accumulation
-        simulated = min(count, _MICRO_BATCHES) if context.layout.pipeline == 1 else count
-        self._context = replace(context, layout=replace(context.layout, accumulation=simulated))
-        self._counter = CollectiveCounter(_group_names(context))
+        self._accumulation = count = distributed.layout.accumulation
+        simulated = min(count, _MICRO_BATCHES) if distributed.layout.pipeline == 1 else count
+        self._distributed = replace(distributed, layout=replace(distributed.layout, accumulation=simulated))
+        self._counter = CollectiveCounter(_group_names(distributed))
         self._micro_batches: list[Totals] = []  # collectives of each; those of the optimizer are in the last
         self._vocabulary: int | None = None  # columns of the logits on this rank
         self.recorder = MemoryRecorder(self._observe)
 
     def run(self, model: Model) -> Totals:
         """Run the steps; return the collectives of one."""
-        config, context = self.config, self._context
-        precision = Precision(config, context.device)
-        self._vocabulary = model.vocabulary // context.layout.tensor
-        parallelize(_without_data(model), config, context, precision)
+        config, distributed = self.config, self._distributed
+        precision = Precision(config, distributed.device)
+        self._vocabulary = model.vocabulary // distributed.layout.tensor
+        parallelize(_without_data(model), config, distributed, precision)
         if self._compiled:
             trace_blocks(model.blocks.values(), self._policy)
-        module = replicate(model, config, context) if config.parallel.sharded else model.module
+        module = replicate(model, config, distributed) if config.parallel.sharded else model.module
         parameters = list(model.module.parameters())
         self.recorder.label(parameters, "parameters")
         for stage in stages_of(model.module):
             self.recorder.label(stage.buffers(), "buffers")
         optimizer = build_optimizer(model, config.optimizer)
-        forward_backward = build_forward_backward(module, config, context, precision)
+        forward_backward = build_forward_backward(module, config, distributed, precision)
         for _ in range(_STEPS):
             self._micro_batches.clear()
             self._counter.take()
-            loss = forward_backward.compute_gradients(self._batches(), StepTimer(context.device))
+            loss = forward_backward.compute_gradients(self._batches(), StepTimer(distributed.device))
             self.recorder.label((parameter.grad for parameter in parameters), "gradients")
-            if context.data_group is not None and not config.parallel.sharded:
-                self._count_ddp(parameters, context.data_group)
+            if distributed.data_group is not None and not config.parallel.sharded:
+                self._count_ddp(parameters, distributed.data_group)
             with self.recorder.allocating("optimizer"):
-                loss, share = mean_over_ranks(loss, context.layout.loss_ranks)
-                norm = global_gradient_norm(parameters, context.pipeline_group) / share
+                loss, share = mean_over_ranks(loss, distributed.layout.loss_ranks)
+                norm = global_gradient_norm(parameters, distributed.pipeline_group) / share
                 if forward_backward.expert_shares is not None:
                     expert_load(forward_backward.expert_shares)
                 update_weights(optimizer, parameters, loss, norm, clip_norm=1.0, scale=share)
@@ -126,7 +126,7 @@ class _Steps:
 
     def _whole_step(self) -> Totals:
         """Return the collectives of a step, with those of the micro-batches that were not simulated."""
-        skipped = self._accumulation - self._context.layout.accumulation
+        skipped = self._accumulation - self._distributed.layout.accumulation
         if not skipped:
             return add(*self._micro_batches)
         repeated = {operation: total.times(skipped) for operation, total in self._micro_batches[1].items()}
@@ -227,10 +227,14 @@ def _fused_gradient(logits: Tensor, *_: Tensor) -> Tensor:
     return torch.empty_like(logits)
 
 
-def _group_names(context: DistributedContext) -> dict[str, tuple[str, int]]:
+def _group_names(distributed: DistributedContext) -> dict[str, tuple[str, int]]:
     """Return the name of each process group in torch -> its dimensions and its number of ranks."""
-    groups = {"all": context.checkpoint_group, "data": context.data_group, "context": context.context_group}
-    for mesh in (context.mesh, context.experts):
+    groups = {
+        "all": distributed.checkpoint_group,
+        "data": distributed.data_group,
+        "context": distributed.sequence_group,
+    }
+    for mesh in (distributed.mesh, distributed.experts):
         groups |= {} if mesh is None else {name: mesh.get_group(name) for name in mesh.mesh_dim_names or ()}
     return {group.group_name: (name, group.size()) for name, group in groups.items() if group is not None}
 

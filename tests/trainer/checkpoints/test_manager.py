@@ -239,6 +239,14 @@ def test_checkpoint_of_another_model_is_rejected(checkpoints: Checkpoints) -> No
         checkpoints.resume(trained_state(1, shape={"kind": "decoder", "dim": 9}))
 
 
+def test_checkpoint_of_another_optimizer_is_rejected(checkpoints: Checkpoints) -> None:
+    save_all(checkpoints, trained_state(1))
+    state = trained_state(1)
+    state.optimizer.state[state.model.get_parameter("blocks.0.up.weight")]["momentum_buffer"] = torch.zeros(16, 8)
+    with rejects("checkpoint_of_another_optimizer", "blocks.0.up.weight", "momentum_buffer", "optimizer.kind"):
+        checkpoints.resume(state)
+
+
 class Storage:
     """Creates storage writers, of which the first `failures` fail."""
 

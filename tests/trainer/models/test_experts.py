@@ -115,12 +115,12 @@ def test_layer_is_compiled_as_one_graph() -> None:
 def test_balance_loss_is_that_of_the_paper() -> None:
     """Two experts with three and one of four rows, and mean probabilities of 0.6 and 0.4: 2 (0.75 0.6 + 0.25 0.4)."""
     shares = routing_shares(torch.tensor([3, 1]), torch.tensor([[0.8, 0.2], [0.4, 0.6]]))
-    assert balance_loss(shares.unsqueeze(0)).item() == pytest.approx(1.1)
+    assert balance_loss(*shares.unsqueeze(1)).item() == pytest.approx(1.1)
 
 
 def test_equal_shares_have_a_balance_loss_of_one_per_layer() -> None:
     shares = routing_shares(torch.full((4,), 8), torch.full((16, 4), 0.25))
-    assert balance_loss(torch.stack([shares] * 3)).item() == pytest.approx(3)
+    assert balance_loss(*torch.stack([shares] * 3, 1)).item() == pytest.approx(3)
 
 
 def loss_and_router_gradient(coefficient: float, successors: Tensor) -> tuple[float, Tensor]:

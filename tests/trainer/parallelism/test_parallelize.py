@@ -17,7 +17,6 @@ from trainer.distributed import init_distributed
 from trainer.models import build, decoder, loss
 from trainer.models.decoder import rotate
 from trainer.parallelism import parallelize, replicate
-from trainer.parallelism.parallelize import set_async_tensor
 from trainer.precision import Precision
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
@@ -51,9 +50,15 @@ def test_rotary_table_remains_fp32(alone: Environment, monkeypatch: pytest.Monke
     assert dtypes == {(torch.bfloat16, torch.float32)}
 
 
-def test_torch_compile_has_the_setting_of_asynchronous_tensor_parallelism() -> None:
-    for enabled in (True, False):
-        set_async_tensor(enabled=enabled)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_torch_compile_has_the_setting_of_asynchronous_tensor_parallelism(alone: Environment, enabled: bool) -> None:
+    config = tiny(memory={"compile": True}, parallel={"data": "fsdp"})
+    # One rank has no tensor parallelism, with which the setting is valid.
+    parallel = config.parallel.model_copy(update={"async_tensor": enabled})
+    config = config.model_copy(update={"parallel": parallel})
+    # pytest's monkeypatch would delete the setting at the end.
+    with inductor_config.patch(_micro_pipeline_tp=not enabled), init_distributed(config, alone, CPU) as distributed:
+        parallelize(build(config), config, distributed, Precision(config, CPU))
         assert inductor_config._micro_pipeline_tp is enabled
 
 

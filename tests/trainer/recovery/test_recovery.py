@@ -24,17 +24,19 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def configured(job: Callable[..., Job], tmp_path: Path) -> Callable[[str], Job]:
-    def create(name: str) -> Job:
+def configured(job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
+    def create(name: str, **changes: Any) -> Job:
         created = job(name, {"TRAINYARD_MEMORY": str(tmp_path / name)})
-        created.configure(**SETTINGS)
+        created.configure(**SETTINGS, **changes)
         return created
 
     return create
 
 
-def test_killed_ranks_change_no_loss_and_no_other_process(configured: Callable[[str], Job]) -> None:
-    undisturbed, killed = configured("undisturbed"), configured("killed")
+@pytest.mark.parametrize("context", [1, 2])
+def test_killed_ranks_change_no_loss_and_no_other_process(configured: Callable[..., Job], context: int) -> None:
+    parallel = {"context": context}
+    undisturbed, killed = configured("undisturbed", parallel=parallel), configured("killed", parallel=parallel)
     with SupervisedJob(undisturbed, 4) as run:
         assert run.finish().count("replaces it") == 0
     with SupervisedJob(killed, 4) as run:
@@ -54,7 +56,7 @@ def test_killed_ranks_change_no_loss_and_no_other_process(configured: Callable[[
     assert killed.results()["checkpoints"][-1].endswith("step-00000120/")
 
 
-def test_a_replacement_that_is_lost_before_it_joins_is_replaced(configured: Callable[[str], Job]) -> None:
+def test_a_replacement_that_is_lost_before_it_joins_is_replaced(configured: Callable[..., Job]) -> None:
     with SupervisedJob(configured("twice"), 2) as run:
         run.wait_for_step(20)
         step, before = run.step(), run.ranks()
@@ -65,7 +67,7 @@ def test_a_replacement_that_is_lost_before_it_joins_is_replaced(configured: Call
         assert run.ranks()[0] == before[0]
 
 
-def test_recoveries_without_progress_end_the_attempt(configured: Callable[[str], Job]) -> None:
+def test_recoveries_without_progress_end_the_attempt(configured: Callable[..., Job]) -> None:
     """The controller then starts a new attempt: it receives the signal as the cause."""
     with SupervisedJob(configured("without-progress"), 2) as run:
         run.wait_for_step(20)

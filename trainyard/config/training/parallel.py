@@ -42,8 +42,8 @@ class ParallelConfig(StrictModel):
     tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks that share each layer.")
     async_tensor: bool = Field(
         False,
-        description="Overlap the communication of tensor parallelism with parts of its matrix products (compiled, on "
-        "NVIDIA GPUs; no effect on CPUs).",
+        description="Overlap the communication of tensor parallelism with parts of its matrix products. Needs "
+        "compiled blocks and NVIDIA GPUs.",
     )
     expert: Integer = Field(
         1,
