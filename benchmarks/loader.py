@@ -161,7 +161,7 @@ def _picture(sample: dict[str, Any]) -> tuple[Tensor, ...]:
     from PIL import Image
     from torchvision.transforms import v2
 
-    from trainer.normalization import MEAN, STD
+    from trainer.models.images import MEAN, STD
 
     image = v2.functional.pil_to_tensor(Image.open(io.BytesIO(sample["jpg"])).convert("RGB"))
     steps = [v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, True)]

@@ -13,6 +13,7 @@ from trainyard.config.field_types import HUB_SCHEME, is_s3_uri
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import CapacitySettings
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.config import LOW_PRECISIONS
 from trainyard.config.training.models import MODEL_PATH, DecoderConfig, HuggingFaceConfig, ImageModelConfig, ModelConfig
 from trainyard.config.training.parallel import ParallelConfig
 from trainyard.config.validation_errors import invalid_setting
@@ -331,7 +332,7 @@ def _replace_model(substitution: SettingsSubstitution, processes: int, sources: 
     world_size = settings["nodes"] * processes
     parallel = _reduce_parallelism(config.parallel, world_size, processes)
     multiple = SMALL_STEPS["micro_batch_size"] * (world_size // parallel.ranks_per_sample)
-    precision = "bf16" if config.precision == "float8" else config.precision
+    precision = "bf16" if config.precision in LOW_PRECISIONS else config.precision
     model, text = _small_model(config.model, sources)
     if parallel.stage_count > SMALL_MODEL["layers"]:  # with several stages per rank
         model["layers"] = parallel.stage_count

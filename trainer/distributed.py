@@ -121,7 +121,10 @@ def choose_device(config: TrainerConfig, environment: Environment) -> torch.devi
 
 def _require_precision(config: TrainerConfig, device: torch.device, capability: tuple[int, int]) -> None:
     """Raise InputError if the device does not support the configured precision. CPUs support bf16, slowly."""
-    if config.precision == "float8" and capability < (8, 9):
+    if config.precision in ("mxfp8", "nvfp4") and capability[0] != 10:
+        reason = f"needs a GPU of compute capability 10.x, such as B200; this process has {_describe_gpu(device)}"
+        fix = "Set it to float8" if capability >= (8, 9) else "Set it to bf16"
+    elif config.precision == "float8" and capability < (8, 9):
         reason = f"needs a GPU of compute capability 8.9 or newer; this process has {_describe_gpu(device)}"
         fix = "Set it to fp16" if device.type == "cuda" and capability < (8, 0) else "Set it to bf16"
     elif config.precision == "bf16" and device.type == "cuda" and capability < (8, 0):

@@ -455,8 +455,6 @@ def reads_figures_later(config: TrainerConfig, device: torch.device) -> bool:
 
     A loss scale depends on the figures of the previous step, and a recovery in process repeats what follows a step.
     """
-    if config.data.images == "dali":  # its pipeline waits for the stream at each micro-batch
-        return False
     return device.type == "cuda" and config.precision != "fp16" and config.recovery == "restart"
 
 

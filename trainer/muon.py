@@ -81,7 +81,7 @@ class _Matrix:
             mesh = self.parameter.device_mesh
             for name, placement in zip(mesh.mesh_dim_names or (), self.parameter.placements, strict=True):
                 if not placement.is_replicate():
-                    yield name, mesh.get_group(name), placement.dim
+                    yield name, mesh.get_group(name), placement.dim  # type: ignore[attr-defined]
 
     def unsharded_shape(self) -> tuple[int, int]:
         """Shape without FSDP: that of the part of tensor parallelism, whose sizes are divisible."""
@@ -105,7 +105,7 @@ class _Matrix:
         if tensor is None:
             return orthogonalized(momentum)
         group, dim = tensor
-        whole = orthogonalized(wait_tensor(all_gather_tensor(momentum, dim, group)))
+        whole = orthogonalized(wait_tensor(all_gather_tensor(momentum, dim, group)))  # type: ignore[no-untyped-call]
         return whole.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)]
 
 
@@ -124,7 +124,7 @@ def _exchanged(batch: list[_Matrix], momenta: list[Tensor], shards: dist.Process
     if rank < len(batch):
         update = batch[rank].update(momentum.view(batch[rank].unsharded_shape())).flatten()
     dist.all_to_all_single(sends, update.contiguous(), sent, received, group=shards)
-    parts = sends.split(sent[: len(batch)])
+    parts = torch.split(sends, sent[: len(batch)])
     return [part.view_as(shard) for part, shard in zip(parts, momenta, strict=True)]
 
 

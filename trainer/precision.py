@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.config import Float8Config
+from trainyard.config.training.config import LOW_PRECISIONS
 
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
+_TYPES = {"fp32": torch.float32, "fp16": torch.float16, **dict.fromkeys(("bf16", *LOW_PRECISIONS), torch.bfloat16)}
 
 
 class LossScale:
@@ -83,17 +83,3 @@ class Precision:
         if self._sharded or self.type == torch.float32:
             return nullcontext()
         return torch.autocast(self._device.type, self.type)
-
-
-def to_float8(blocks: dict[str, nn.Module], config: Float8Config, tensor: int) -> None:
-    """Convert the blocks' large linear layers to float8 by torchao. `tensor`: ranks over which each is split."""
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    def is_large(module: nn.Module, name: str) -> bool:
-        # One of the sides is split; the smaller one may be it.
-        features = min(module.in_features, module.out_features) if isinstance(module, nn.Linear) else 0
-        return features // tensor >= config.minimum_features
-
-    recipe = Float8LinearConfig.from_recipe_name(config.recipe)
-    for block in blocks.values():
-        convert_to_float8_training(block, config=recipe, module_filter_fn=is_large)

@@ -92,7 +92,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "unknown precision": (
         trainer_job(train={"precision": "int8"}),
-        "job.train.precision = 'int8': not one of 'fp32', 'bf16', 'fp16' or 'float8'",
+        "job.train.precision = 'int8': not one of 'fp32', 'bf16', 'fp16', 'float8', 'mxfp8' or 'nvfp4'",
         "Write one of these",
     ),
     "time limit shorter than the startup timeout": (

@@ -80,7 +80,7 @@ MISTAKES = {
         "muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(preset="174m-a42m")
     ),
     "float8 of a part of few tokens": Mistake(
-        "float8_unaligned_dimensions", "config", shape(sequence_length=24) | split(context=2) | FLOAT8
+        "low_precision_unaligned_sizes", "config", shape(sequence_length=24) | split(context=2) | FLOAT8
     ),
     "muon of images": Mistake("muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(kind="images")),
     "a beta of one": Mistake("less_than", "config.optimizer.beta2", {"optimizer": {"beta2": 1}}),
@@ -114,17 +114,19 @@ MISTAKES = {
         other(kind="hugging_face", config={"model_type": "x", "auto_map": {}}),
     ),
     "images too small": Mistake("greater_than_equal", "config.model.image_size", other(kind="images", image_size=8)),
-    "float8 of another model": Mistake("float8_unsupported_by_model", "config", other(kind="images") | FLOAT8),
-    "float8 of odd sizes": Mistake("float8_unaligned_dimensions", "config", shape(intermediate_size=72) | FLOAT8),
+    "float8 of another model": Mistake("low_precision_unsupported", "config", other(kind="images") | FLOAT8),
+    "float8 of odd sizes": Mistake("low_precision_unaligned_sizes", "config", shape(intermediate_size=72) | FLOAT8),
     "float8 of narrow keys": Mistake(
-        "float8_unaligned_dimensions", "config", shape(dim=32, heads=4, kv_heads=1) | FLOAT8
+        "low_precision_unaligned_sizes", "config", shape(dim=32, heads=4, kv_heads=1) | FLOAT8
     ),
     "float8 with gradients of weights in bf16": Mistake(
-        "float8_recipe_needs_fsdp", "config", shape() | FLOAT8 | {"float8": {"recipe": "rowwise_with_gw_hp"}}
+        "low_precision_unsupported",
+        "config",
+        shape() | FLOAT8 | {"low_precision": {"float8_recipe": "rowwise_with_gw_hp"}},
     ),
-    "float8 of small shards": Mistake("float8_unaligned_dimensions", "config", shape() | split(tensor=2) | FLOAT8),
+    "float8 of small shards": Mistake("low_precision_unaligned_sizes", "config", shape() | split(tensor=2) | FLOAT8),
     "float8 of an odd number of tokens": Mistake(
-        "float8_unaligned_dimensions", "config", shape(sequence_length=31) | FLOAT8
+        "low_precision_unaligned_sizes", "config", shape(sequence_length=31) | FLOAT8
     ),
     "recomputation of images": Mistake(
         "recomputation_unsupported",
@@ -138,6 +140,13 @@ MISTAKES = {
     ),
     "experts of an odd size": Mistake("unaligned_experts", "config.model", shape(**EXPERTS | {"expert_size": 12})),
     "experts in float8": Mistake("experts_unsupported", "config", shape(**EXPERTS) | FLOAT8),
+    "mxfp8 with ddp": Mistake("low_precision_unsupported", "config", shape() | {"precision": "mxfp8"}),
+    "nvfp4 with tensor parallelism": Mistake(
+        "low_precision_unsupported", "config", shape() | split(tensor=2, data="fsdp") | {"precision": "nvfp4"}
+    ),
+    "nvfp4 of small sizes": Mistake(
+        "low_precision_unaligned_sizes", "config", shape() | split(data="fsdp") | {"precision": "nvfp4"}
+    ),
     "int8 weights of experts": Mistake(
         "experts_unsupported", "config", shape(**EXPERTS) | {"checkpoint": {"export": ["int8"]}}
     ),

@@ -32,6 +32,16 @@ def test_unsupported_precision_is_rejected_and_fp16_suggested(
         choose_device(config, alone)
 
 
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_precisions_of_blackwell_are_rejected_on_hopper(
+    gpu: pytest.MonkeyPatch, alone: Environment, precision: str
+) -> None:
+    gpu.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    model = {"dim": 128, "heads": 1, "kv_heads": 1, "intermediate_size": 128, "sequence_length": 128}
+    with rejects("precision_unsupported", precision, "compute capability 10.x", "Set it to float8"):
+        choose_device(tiny(precision=precision, model=model, parallel={"data": "fsdp"}), alone)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_supported_precision_uses_the_gpu(gpu: pytest.MonkeyPatch, alone: Environment, precision: str) -> None:
     assert choose_device(tiny(precision=precision), alone) == torch.device("cuda", 0)

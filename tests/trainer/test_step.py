@@ -59,7 +59,6 @@ def test_a_step_that_is_not_finite_changes_nothing(layer: nn.Linear, loss: float
         ("cpu", {}, False),
         ("cuda", {"precision": "fp16"}, False),
         ("cuda", {"recovery": "in_process"}, False),
-        ("cuda", {"data": {"images": "dali"}, "model": {"kind": "images"}}, False),
     ],
 )
 def test_figures_are_read_later_on_gpus(device: str, changes: dict[str, Any], expected: bool) -> None:

@@ -43,7 +43,7 @@ class ImageSamples:
 
     def read(self, shards: IntArray, indices: IntArray, positions: IntArray) -> tuple[Tensor, Tensor]:
         """Return pixels and labels. Raises OSError for an image that can't be decoded."""
-        encoded, labels = self.read_encoded(shards, indices)
+        encoded, labels = self._read_encoded(shards, indices)
         draws = uniform(random_bits(self.seed, AUGMENTATION, positions[:, None], np.arange(DRAWS_PER_IMAGE)))
         pixels = torch.empty(len(encoded), 3, self.size, self.size, dtype=torch.uint8)
         for row, (image, image_draws) in enumerate(zip(encoded, draws, strict=True)):
@@ -63,7 +63,7 @@ class ImageSamples:
         """Return the batch unchanged."""
         return batch
 
-    def read_encoded(self, shards: IntArray, indices: IntArray) -> tuple[list[memoryview], IntArray]:
+    def _read_encoded(self, shards: IntArray, indices: IntArray) -> tuple[list[memoryview], IntArray]:
         """Return the encoded image files and their labels."""
         images, labels = [], np.empty(len(shards), dtype=np.int64)
         for row, (shard, index) in enumerate(zip(shards.tolist(), indices.tolist(), strict=True)):

@@ -196,21 +196,10 @@ def _unwrap(item: _WorkerBatch | _WorkerFailure) -> Batch:
     return item.batch
 
 
-class Loader(Protocol):
-    """Micro-batches of one part of a dataset, for one rank."""
+class Loader:
+    """Micro-batches of one part of a dataset, for one rank.
 
-    def batches(self, consumed: int, number: int | None = None) -> Batches:
-        """Yield `number` micro-batches; None: endless. Raises OSError if a shard is unavailable.
-
-        Closing the generator stops the processes and threads that it has started.
-        """
-
-    def close(self) -> None:
-        """Stop all processes and threads."""
-
-
-class WorkerLoader:
-    """Loads with the processes of PyTorch's DataLoader or, with `workers` of 0, with a thread of this process.
+    It loads with the processes of PyTorch's DataLoader or, with `workers` of 0, with a thread of this process.
 
     Without a GPU, cheap samples are prepared on request: a thread costs more, because both need Python's lock (GIL).
     """
@@ -234,7 +223,11 @@ class WorkerLoader:
         self._reusable: tuple[_MicroBatchPositions, DataLoader[_WorkerBatch | _WorkerFailure]] | None = None
 
     def batches(self, consumed: int, number: int | None = None) -> Batches:
-        """Yield `number` micro-batches from the sample `consumed` on; None: endless."""
+        """Yield `number` micro-batches from the sample `consumed` on; None: endless.
+
+        Closing the generator stops the processes and threads that it has started. Raises OSError if a shard is
+        unavailable.
+        """
         positions = _MicroBatchPositions(consumed, self._rank, self._ranks, self._micro_batch, number)
         if self._workers:
             return self._load_in_workers(positions)

@@ -42,4 +42,5 @@ class SequencePart:
 
     def mean(self, x: Tensor) -> Tensor:
         """Return the mean over the ranks of a tensor without gradients."""
-        return all_reduce(x, "sum", self.group) / self.ranks
+        mean: Tensor = all_reduce(x, "sum", self.group) / self.ranks
+        return mean

@@ -18,13 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.distributed import DistributedContext
+from trainer.low_precision import convert_linear_layers
 from trainer.models.decoder import Attention, Block, Decoder, stages_of
 from trainer.models.model import Initialize, Model
 from trainer.models.sequence_part import SequencePart
 from trainer.parallelism.expert_parallel import distribute_experts, divide_expert_gradients, placement_of_experts
 from trainer.parallelism.tensor_parallel import parallelize_block, parallelize_embedding_and_head
-from trainer.precision import Precision, to_float8
+from trainer.precision import Precision
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.config import LOW_PRECISIONS
 from trainyard.config.training.models import DecoderConfig
 
 
@@ -38,8 +40,8 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
         set_async_tensor(enabled=config.parallel.async_tensor)
     if on_gpu and getattr(config.model, "synchronize_batch_norm", False):
         nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]  # in place
-    if config.precision == "float8":
-        to_float8(model.blocks, config.float8, config.parallel.tensor)
+    if config.precision in LOW_PRECISIONS:
+        convert_linear_layers(model.blocks, config, on_gpu=on_gpu)
     set_sequence_part(module, distributed.sequence_part)
     for name, block in model.blocks.items():
         _materialize(block, name, model, config.seed, distributed.device)

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainyard.config.gpus import GpuModel, gpu_models
 
-Precision = Literal["fp32", "bf16", "fp16", "float8"]
+Precision = Literal["fp32", "bf16", "fp16", "float8", "mxfp8", "nvfp4"]
 
 
 def decoder_flops(
@@ -84,7 +84,13 @@ def peak_flops(device: torch.device, precision: Precision) -> float | None:
     gpu = find_gpu_model(torch.cuda.get_device_name(device))
     if gpu is None:
         return None
-    tera = {"bf16": gpu.bf16_tflops, "fp16": gpu.fp16_tflops, "float8": gpu.fp8_tflops}[precision]
+    tera = {
+        "bf16": gpu.bf16_tflops,
+        "fp16": gpu.fp16_tflops,
+        "float8": gpu.fp8_tflops,
+        "mxfp8": gpu.fp8_tflops,
+        "nvfp4": gpu.fp4_tflops,
+    }[precision]
     return None if tera is None else tera * 1e12
 
 

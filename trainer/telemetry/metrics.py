@@ -27,6 +27,7 @@ from trainer.telemetry.loggers.setup import open_loggers
 from trainer.telemetry.loggers.thread import end_loggers
 from trainer.telemetry.prometheus import PrometheusTextfile
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.config import LOW_PRECISIONS
 from trainyard.models.metrics import Figures, MetricLine
 
 UPLOAD_TIMEOUT_SECONDS = 60.0  # of the last upload, at the end of the run
@@ -69,7 +70,7 @@ class Metrics:
         self._config, self._environment, self._results = config, environment, results
         self._model, self._device = model, device
         self._peak_flops = peak_flops(device, config.precision)
-        self._bf16_peak_flops = peak_flops(device, "bf16") if config.precision == "float8" else None
+        self._bf16_peak_flops = peak_flops(device, "bf16") if config.precision in LOW_PRECISIONS else None
         self._tokens = None if config.model.kind == "images" else config.batch_size * config.model.sequence_length
         folder = environment.metrics_dir
         folder.mkdir(parents=True, exist_ok=True)

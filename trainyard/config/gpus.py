@@ -17,6 +17,7 @@ class GpuModel(StrictModel):
     bf16_tflops: float | None = Field(description="Dense bf16 peak, TFLOP/s; none: no bf16 tensor cores.")
     fp16_tflops: float = Field(description="Dense fp16 peak with fp32 accumulation, TFLOP/s.")
     fp8_tflops: float | None = Field(description="Dense fp8 peak, TFLOP/s; none: no fp8 tensor cores.")
+    fp4_tflops: float | None = Field(description="Dense fp4 peak, TFLOP/s; none: no fp4 tensor cores.")
     driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the NVIDIA driver that it needs.")
     last_cuda: str | None = Field(
         pattern=r"^\d+\.\d$", description="Last CUDA release that supports it; none: every release."

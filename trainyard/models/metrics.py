@@ -52,7 +52,7 @@ class MetricLine(StrictModel):
         description="Model FLOPs utilization: FLOP/s of the model over the peak of the GPUs; none if unknown.",
     )
     bf16_mfu: float | None = Field(
-        None, ge=0, description="With precision float8: FLOP/s of the model over the bf16 peak of the GPUs; else none."
+        None, ge=0, description="In 8 or 4 bits: FLOP/s of the model over the bf16 peak of the GPUs; else none."
     )
     memory_gib: float = Field(
         gt=0, description="Peak memory of rank 0 so far: allocated on its GPU, or resident on a CPU, GiB."

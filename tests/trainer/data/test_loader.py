@@ -1,5 +1,6 @@
 """Micro-batches of a rank: the same samples for any number of ranks and workers, from any position."""
 
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tests.trainer.conftest import Job
 from tests.trainer.data.conftest import IMAGES, LENGTH, MASKED, MODEL, config, write_images, write_tokens
 from trainer.data import open_data
 from trainer.data.counter_rng import IntArray
+from trainer.data.datasets import image_workers
 from trainer.data.loader import PositionDataset, _WorkerBatch, _WorkerDataset
 from trainer.data.order import SampleOrder
 from trainer.settings import Environment
@@ -269,3 +271,13 @@ def test_dataset_with_too_large_a_vocabulary_is_rejected(
             data.require_vocabulary_fits(size - 1, settings.model)
     finally:
         data.close()
+
+
+@pytest.mark.parametrize(("cores", "ranks", "workers"), [(192, 8, 12), (96, 8, 11), (4, 1, 3), (4, 4, 2)])
+def test_images_have_the_workers_of_a_ranks_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, workers: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert image_workers(ranks) == workers

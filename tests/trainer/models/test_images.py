@@ -3,8 +3,7 @@
 import torch
 from torchvision.transforms.v2 import functional
 
-from trainer.models.images import build_classifier
-from trainer.normalization import MEAN, STD, Normalization
+from trainer.models.images import MEAN, STD, Normalization, build_classifier
 from trainyard.config.training.models import ImageModelConfig
 
 
@@ -15,7 +14,6 @@ def test_resnet_50_has_its_size_and_blocks() -> None:
 
 
 def test_pixels_are_normalized_on_the_device_of_the_model() -> None:
-    """Loaders return uint8; DALI normalizes itself."""
     torch.manual_seed(0)
     pixels, labels = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), torch.arange(4)
     expected = functional.normalize(pixels.float() / 255, list(MEAN), list(STD))

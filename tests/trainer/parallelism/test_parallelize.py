@@ -136,7 +136,7 @@ def emulated_float8(monkeypatch: pytest.MonkeyPatch) -> None:
     [("ddp", "tensorwise"), ("fsdp", "tensorwise"), ("fsdp", "rowwise"), ("fsdp", "rowwise_with_gw_hp")],
 )
 def test_blocks_use_float8_linear_layers(alone: Environment, data: str, recipe: str) -> None:
-    float8 = {"recipe": recipe, "minimum_features": 16}
+    low_precision = {"float8_recipe": recipe, "minimum_features": 16}
     losses = {}
     for precision in ("bf16", "float8"):
         kinds: set[str] = set()
@@ -146,7 +146,7 @@ def test_blocks_use_float8_linear_layers(alone: Environment, data: str, recipe: 
             assert all(parameter.grad is not None for parameter in module.parameters())
 
         torch.manual_seed(0)
-        config = tiny(precision=precision, parallel={"data": data}, float8=float8)
+        config = tiny(precision=precision, parallel={"data": data}, low_precision=low_precision)
         losses[precision] = run_step(config, alone, collect_types)
         assert any("Float8" in kind for kind in kinds) == (precision == "float8")
         assert kinds & {"OutputLayer", "FSDPOutputLayer"}  # it is in no block
@@ -163,6 +163,39 @@ def test_small_linear_layers_remain_in_bf16(alone: Environment) -> None:
         kinds.update((name.rpartition(".")[2], type(part).__name__) for name, part in module.named_modules())
 
     dim = TINY["model"]["dim"]
-    run_step(tiny(precision="float8", float8={"minimum_features": dim}), alone, collect)
+    run_step(tiny(precision="float8", low_precision={"minimum_features": dim}), alone, collect)
     assert kinds["q_proj"] == "Float8Linear"
     assert kinds["k_proj"] == kinds["v_proj"] == "Linear"
+
+
+# Without a GPU torchao computes mxfp8 in bf16.
+MXFP8: dict[str, Any] = {
+    "model": {**TINY["model"], "kv_heads": 4},
+    "parallel": {"data": "fsdp"},
+    "low_precision": {"minimum_features": 32},
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_blocks_use_mxfp8_linear_layers(alone: Environment, compiled: bool) -> None:
+    losses: dict[str, float] = {}
+    kinds: set[type] = set()
+    for precision in ("bf16", "mxfp8"):
+        torch.manual_seed(0)
+        config = tiny(precision=precision, memory={"compile": compiled}, **MXFP8)
+        losses[precision] = run_step(config, alone, lambda module: kinds.update(map(type, module.modules())))
+    assert "MXFP8Linear" in {kind.__name__ for kind in kinds}
+    assert losses["bf16"] != losses["mxfp8"]
+    assert losses["bf16"] == pytest.approx(losses["mxfp8"], abs=0.01)
+
+
+def test_last_blocks_remain_in_bf16(alone: Environment) -> None:
+    names: list[str] = []
+
+    def collect(module: nn.Module) -> None:
+        names.extend(name for name, part in module.named_modules() if type(part).__name__ == "MXFP8Linear")
+
+    low_precision = {**MXFP8["low_precision"], "bf16_blocks": 1}
+    run_step(tiny(precision="mxfp8", **{**MXFP8, "low_precision": low_precision}), alone, collect)
+    assert len(names) == 7
+    assert all(name.startswith("layers.0.") for name in names)

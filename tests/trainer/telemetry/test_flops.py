@@ -100,6 +100,7 @@ def test_peak_flops_depend_on_precision(monkeypatch: pytest.MonkeyPatch) -> None
     assert h100.fp8_tflops is not None
     assert peak_flops(gpu, "bf16") == peak_flops(gpu, "fp16") == h100.bf16_tflops * 1e12
     assert peak_flops(gpu, "float8") == h100.fp8_tflops * 1e12
+    assert peak_flops(gpu, "nvfp4") is None
     assert peak_flops(gpu, "fp32") is None
     assert peak_flops(torch.device("cpu"), "bf16") is None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
@@ -107,6 +108,8 @@ def test_peak_flops_depend_on_precision(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     assert peak_flops(gpu, "fp16") == 65e12
     assert peak_flops(gpu, "bf16") is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
+    assert (peak_flops(gpu, "mxfp8"), peak_flops(gpu, "nvfp4")) == (4.5e15, 9e15)
 
 
 def test_utilization_is_over_all_gpus() -> None:

@@ -285,6 +285,14 @@ EXAMPLES: dict[str, list[Example]] = {
             "job.train.precision",
             ("A100", "Set it to bf16"),
         ),
+        Example(
+            {
+                "instance_type": "p5.48xlarge",
+                "job.train": {"precision": "mxfp8", "parallel": {"data": "fsdp"}, "model": {"vocabulary": 512}},
+            },
+            "job.train.precision",
+            ("H100", "Set it to bf16"),
+        ),
     ],
     "builtin_corpus_matches_model": [
         Example(

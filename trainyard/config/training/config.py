@@ -93,7 +93,8 @@ class DataConfig(StrictModel):
     workers: Integer | None = Field(
         None,
         ge=0,
-        description="Data loader workers of each rank; none: 0 for tokens, 4 for images (2 on CPUs).",
+        description="Data loader workers of each rank; none: 0 for tokens; for images "
+        "2 without GPU, else its share of the cores less one, at most 12.",
     )
     prefetch: Integer = Field(2, gt=0, description="Micro-batches that each worker prefetches.")
     cache_gib: Number | None = Field(
@@ -103,9 +104,6 @@ class DataConfig(StrictModel):
     separate_documents: bool = Field(
         True,
         description="Mask attention between documents in the same sequence. The last token of one has no target.",
-    )
-    images: Literal["torchvision", "dali"] = Field(
-        "torchvision", description="Library that decodes and augments images; dali needs GPUs and NVIDIA DALI."
     )
 
 
@@ -212,13 +210,13 @@ class ProfileConfig(StrictModel):
     ranks: tuple[Integer, ...] = Field((0,), min_length=1, description="Traced ranks.")
 
 
-class Float8Config(StrictModel):
-    """Matrix products in float8, for precision float8."""
+class LowPrecisionConfig(StrictModel):
+    """Linear layers of the blocks in precision float8, mxfp8 or nvfp4."""
 
-    recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
+    float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
         "tensorwise",
-        description="torchao's recipe: one scale per tensor (tensorwise, the fastest), one per row (rowwise), or one "
-        "per row with the gradients of weights in bf16 (rowwise_with_gw_hp, the most accurate).",
+        description="torchao's recipe of float8: one scale per tensor (tensorwise, the fastest), one per row "
+        "(rowwise), or one per row with the gradients of weights in bf16 (rowwise_with_gw_hp, the most accurate).",
     )
     minimum_features: Integer = Field(
         1024,
@@ -226,6 +224,18 @@ class Float8Config(StrictModel):
         description="Linear layers with fewer inputs or outputs on a rank remain in bf16: their conversion takes "
         "longer than it saves.",
     )
+    bf16_blocks: Integer = Field(
+        0,
+        ge=0,
+        description="Number of blocks, the last of the model, that remain in bf16: nvfp4 may need some 15 % (NVIDIA, "
+        "arXiv 2509.25149).",
+    )
+
+
+LOW_PRECISIONS = ("float8", "mxfp8", "nvfp4")
+# Sizes of a matrix product are multiples of 16 bytes (torch._scaled_mm), blocks with one scale (mxfp8), or tiles of
+# torchao's kernels (nvfp4).
+_MULTIPLES = {"float8": 16, "mxfp8": 32, "nvfp4": 128}
 
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -265,12 +275,14 @@ class TrainerConfig(StrictModel):
     steps: Integer = Field(60, gt=0, description="Optimizer steps of the run.")
     batch_size: Integer = Field(32, gt=0, description="Samples per optimizer step, over all ranks.")
     micro_batch_size: Integer = Field(4, gt=0, description="Samples per forward pass on one rank.")
-    precision: Literal["fp32", "bf16", "fp16", "float8"] = Field(
+    precision: Literal["fp32", "bf16", "fp16", "float8", "mxfp8", "nvfp4"] = Field(
         "bf16",
-        description="Precision of forward and backward pass; weights and optimizer states are fp32. float8 (torchao): "
-        "matrix products in float8, the rest in bf16, on GPUs that support it.",
+        description="Precision of forward and backward pass; weights and optimizer states are fp32. float8, mxfp8 and "
+        "nvfp4 (torchao): matrix products in 8 or 4 bits, the rest in bf16, on GPUs that support it.",
     )
-    float8: Float8Config = Field(default_factory=Float8Config, description="Settings of precision float8.")
+    low_precision: LowPrecisionConfig = Field(
+        default_factory=LowPrecisionConfig, description="Settings of the precisions float8, mxfp8 and nvfp4."
+    )
     seed: Integer = Field(1234, ge=0, lt=2**63, description="Seed of the initial weights and of the data order.")
     deterministic: bool | None = Field(
         None, description="Bit-identical results in every run on the same ranks, slower on GPUs; none: on CPUs only."
@@ -284,38 +296,44 @@ class TrainerConfig(StrictModel):
     threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; none: cores / processes.")
 
     @model_validator(mode="after")
-    def _float8_dimensions_are_supported(self) -> Self:
-        if self.precision != "float8":
+    def _low_precision_is_supported(self) -> Self:
+        precision, recipe = self.precision, self.low_precision.float8_recipe
+        if precision not in LOW_PRECISIONS:
             return self
         if self.model.kind != "decoder":
-            raise validation_error("float8_unsupported_by_model", "precision float8 is for the built-in decoder")
-        if self.float8.recipe == "rowwise_with_gw_hp" and not self.parallel.sharded:
-            raise validation_error(
-                "float8_recipe_needs_fsdp",
-                "float8.recipe rowwise_with_gw_hp needs parallel.data fsdp or hsdp: with ddp, torchao 0.18 multiplies "
-                "tensors of different types",
-            )
-        # torch._scaled_mm needs multiples of 16: the sides of the matrices, split by tensor parallelism, and for the
-        # gradients of weights the tokens of a micro-batch.
-        model, tensor, unsupported = self.model, self.parallel.tensor, []
-        if not model.has_shape:
-            return self
-        kv_dim = model.kv_heads * model.head_size
-        for name, size in (
-            ("dim", model.dim),
-            ("intermediate_size", model.intermediate_size),
-            ("kv_heads x width of a head", kv_dim),
-        ):
-            if size % (16 * tensor):
-                unsupported.append(f"{name} {size}" + (f" / parallel.tensor {tensor}" if tensor > 1 else ""))
-        if (tokens := self.micro_batch_size * model.sequence_length // self.parallel.context) % 16:
-            unsupported.append(f"tokens of a micro-batch on a rank {tokens}")
-        if unsupported:
-            raise validation_error(
-                "float8_unaligned_dimensions",
-                f"precision float8 needs multiples of 16, and the model has {', '.join(unsupported)}",
-            )
+            raise validation_error("low_precision_unsupported", f"precision {precision} is for the built-in decoder")
+        needs_fsdp = precision != "float8" or recipe == "rowwise_with_gw_hp"
+        if needs_fsdp and not self.parallel.sharded:
+            of = f"low_precision.float8_recipe {recipe}" if precision == "float8" else f"precision {precision}"
+            reason = f"{of} needs weights in bf16, which parallel.data fsdp and hsdp have, and it is ddp"
+            raise validation_error("low_precision_unsupported", reason)
+        if precision != "float8" and self.parallel.tensor > 1:
+            reason = f"precision {precision} needs parallel.tensor 1, and it is {self.parallel.tensor}"
+            raise validation_error("low_precision_unsupported", reason)
+        if unaligned := self._unaligned_sizes(_MULTIPLES[precision]):
+            reason = f"precision {precision} needs multiples of {_MULTIPLES[precision]}, and the model has "
+            raise validation_error("low_precision_unaligned_sizes", reason + ", ".join(unaligned))
         return self
+
+    def _unaligned_sizes(self, multiple: int) -> list[str]:
+        """Return the sizes of matrix products that are no multiples: of weights, and for their gradients the tokens."""
+        model, tensor = self.model, self.parallel.tensor
+        if not isinstance(model, DecoderConfig) or not model.has_shape:
+            return []
+        sizes = {
+            "dim": model.dim,
+            "intermediate_size": model.intermediate_size,
+            "kv_heads x width of a head": model.kv_heads * model.head_size,
+        }
+        unaligned = [
+            f"{name} {size}" + (f" / parallel.tensor {tensor}" if tensor > 1 else "")
+            for name, size in sizes.items()
+            if size % (multiple * tensor)
+        ]
+        tokens = model.sequence_length // self.parallel.context
+        if self.precision != "nvfp4":  # whose kernels need it for each sequence
+            tokens *= self.micro_batch_size
+        return [*unaligned, *([f"tokens of a micro-batch on a rank {tokens}"] if tokens % multiple else [])]
 
     @model_validator(mode="after")
     def _async_tensor_has_an_effect(self) -> Self:
@@ -330,7 +348,7 @@ class TrainerConfig(StrictModel):
         if self.optimizer.kind != "muon":
             return self
         if self.precision == "fp16":
-            raise validation_error("muon_unsupported", "optimizer.kind muon needs precision bf16, fp32 or float8")
+            raise validation_error("muon_unsupported", "optimizer.kind muon does not support precision fp16")
         has_experts = isinstance(self.model, DecoderConfig) and self.model.experts is not None
         if self.lora is not None or self.model.kind == "images" or has_experts:
             other = "experts" if has_experts else "lora" if self.lora is not None else "model.kind images"
@@ -348,7 +366,7 @@ class TrainerConfig(StrictModel):
             reason = "lora adapts trained weights: set model.path, and model.weights to true"
         elif self.parallel.tensor > 1:
             reason = f"lora needs parallel.tensor 1, and it is {self.parallel.tensor}"
-        elif self.precision in ("fp16", "float8"):
+        elif self.precision in ("fp16", *LOW_PRECISIONS):
             reason = f"lora needs precision bf16 or fp32, and it is {self.precision}"
         if reason is not None:
             raise validation_error("lora_unsupported", reason)
@@ -360,8 +378,10 @@ class TrainerConfig(StrictModel):
             return self
         adapted = sorted({"gate_proj", "up_proj", "down_proj"} & set(self.lora.targets if self.lora else ()))
         reason = None
-        if self.precision == "float8":
-            reason = "precision float8 is for linear layers, and the experts have most of the products: set bf16"
+        if self.precision in LOW_PRECISIONS:
+            reason = (
+                f"precision {self.precision} is for linear layers, and the experts have most of the products: set bf16"
+            )
         elif "int8" in self.checkpoint.export:
             reason = "checkpoint.export int8 is for linear layers, and the experts have most of the weights: remove it"
         elif adapted:

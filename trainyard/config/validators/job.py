@@ -112,7 +112,14 @@ def precision_supported_by_gpu(settings: StackSettings, root: Path) -> Iterator[
     gpu, train = settings.worker_type.gpu, settings.job.train
     if train is None or gpu is None:
         return
-    peaks = {"bf16": gpu.specs.bf16_tflops, "float8": gpu.specs.fp8_tflops}
+    specs = gpu.specs
+    # GPUs with products in 4 bits have scales of blocks, too.
+    peaks = {
+        "bf16": specs.bf16_tflops,
+        "float8": specs.fp8_tflops,
+        "mxfp8": specs.fp4_tflops,
+        "nvfp4": specs.fp4_tflops,
+    }
     if train.precision in peaks and peaks[train.precision] is None:
         reason = f"the tensor cores of {gpu.model} GPUs ({settings.instance_type}) do not support it"
         fix = "Set it to bf16" if gpu.specs.bf16_tflops else "Set it to fp16"
