@@ -1,12 +1,15 @@
 """Seconds that training waits for a checkpoint: the trainer's asynchronous save over DCP's synchronous save.
 
-Two ranks on this machine have the same state, as in DDP, and train continuously. Each run saves once by each method: to
-a file system by the trainer, by DCP's `save`, and by a torch.save call of rank 0; to S3 by the trainer and DCP, if a
-server is available. The result is the waiting time of the slower rank's training thread: of a synchronous save the
-whole call, of the trainer's save the call and the wait before the next update. The copy overlaps with the gradients of
-a step, which take several times as long: they are of 256 tokens, few for a model of this size. With less work than the
-copy the update would wait for it. Steps continue during the trainer's write; `slowdown_seconds` is the time that they
-lose since the write shares the cores.
+The ranks on this machine, two by default, have the same state, as in DDP, and train continuously. Each run saves once
+by each method: to a file system by the trainer, by DCP's `save`, and by a torch.save call of rank 0; to S3 by the
+trainer and DCP, if a server is available. The result is the waiting time of the slower rank's training thread: of a
+synchronous save the whole call, of the trainer's save the call and the wait before the next update. The copy overlaps
+with the gradients of a step, which take several times as long: they are of 256 tokens, few for a model of this size.
+With less work than the copy the update would wait for it. Steps continue during the trainer's write; `slowdown_seconds`
+is the time that they lose since the write shares the cores.
+
+`load_seconds`: the same checkpoint on all ranks, by the trainer, which reads each byte once and verifies it, and by
+DCP's `load`, with which each rank reads all bytes and verifies none.
 """
 
 import json
@@ -20,7 +23,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the scri
 from benchmarks.options import AsJson, Runs, Server, StateMib
 from benchmarks.s3_server import BUCKET, S3ServerError, find_server, read_version, run_server
 
-RANKS, MIB = 2, 288
+MIB = 288
 _ROWS = 256  # tokens of a step's batch
 
 
@@ -47,6 +50,7 @@ class BenchmarkRank:
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
         self._checkpoints = Checkpoints(str(scratch / "trainyard"), group, CheckpointConfig(keep_last=1))
+        self._in_s3: Checkpoints | None = None
         self._managers = [self._checkpoints]
         self.methods: dict[str, Callable[[], float]] = {
             "trainyard": lambda: self.save_by_trainer(self._checkpoints),
@@ -55,9 +59,9 @@ class BenchmarkRank:
         }
         self.slowdown: list[float] = []
         self.saved: list[float] = []
-        self.loaded: list[float] = []
+        self.loaded: dict[str, list[float]] = {}
         if s3:
-            in_s3 = Checkpoints(f"s3://{BUCKET}/ours/", group, CheckpointConfig(keep_last=1))
+            in_s3 = self._in_s3 = Checkpoints(f"s3://{BUCKET}/ours/", group, CheckpointConfig(keep_last=1))
             self._managers.append(in_s3)
             self.methods["ours to S3"] = lambda: self.save_by_trainer(in_s3)
             self.methods["dcp to S3"] = lambda: self.save_by_dcp(True)
@@ -78,7 +82,7 @@ class BenchmarkRank:
         stall: float = checkpoints.pop_stall_seconds()
         if checkpoints is self._checkpoints:
             self.slowdown.append(time.perf_counter() - started - steps * self.undisturbed - stall)
-            self._save_and_load()
+            self._save()
         return stall
 
     def save_by_dcp(self, s3: bool) -> float:
@@ -115,15 +119,32 @@ class BenchmarkRank:
         for checkpoints in self._managers:
             checkpoints.close()
 
-    def _save_and_load(self) -> None:
-        """Measure a save to its commit and a load, without concurrent training steps."""
+    def load(self) -> None:
+        """Measure loads of what each method has saved."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        folder = FileSystemReader(self._scratch / "dcp")
+        loads: dict[str, Callable[[], object]] = {
+            "trainyard": lambda: self._checkpoints.resume(self._state),
+            "dcp": lambda: load(self._content(), storage_reader=folder),
+        }
+        if (in_s3 := self._in_s3) is not None:
+            from trainer.checkpoints.s3 import s3_reader
+
+            loads["ours from S3"] = lambda: in_s3.resume(self._state)
+            loads["dcp from S3"] = lambda: load(self._content(), storage_reader=s3_reader(f"s3://{BUCKET}/dcp/"))
+        for name, function in loads.items():
+            self.loaded.setdefault(name, []).append(self._timed(function))
+
+    def _save(self) -> None:
+        """Measure a save to its commit, without concurrent training steps."""
 
         def save() -> None:
             self._checkpoints.save(self._state)
             self._checkpoints.wait()
 
         self.saved.append(self._timed(save))
-        self.loaded.append(self._timed(lambda: self._checkpoints.resume(self._state)))
 
     def _content(self) -> dict[str, Any]:
         return {**self._state.tensors(), **self._state.values()}
@@ -159,13 +180,13 @@ class BenchmarkRank:
         return bool(done)
 
 
-def _run(rank: int, scratch: Path, mib: int, runs: int, s3: bool) -> None:
+def _run(rank: int, ranks: int, scratch: Path, mib: int, runs: int, s3: bool) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # of DCP in S3, which overwrites it
-    dist.init_process_group("gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=ranks)
     benchmark = BenchmarkRank(scratch, mib, s3)
     seconds: dict[str, list[float]] = {name: [] for name in benchmark.methods}
     for turn in range(runs + 1):
@@ -175,6 +196,7 @@ def _run(rank: int, scratch: Path, mib: int, runs: int, s3: bool) -> None:
             dist.all_reduce(elapsed, dist.ReduceOp.MAX)
             if turn:
                 seconds[name].append(float(elapsed))
+        benchmark.load()
     benchmark.close()
     if rank == 0:
         measurements = {
@@ -182,13 +204,13 @@ def _run(rank: int, scratch: Path, mib: int, runs: int, s3: bool) -> None:
             "step": benchmark.undisturbed,
             "slowdown": benchmark.slowdown[1:],
             "saved": benchmark.saved[1:],
-            "loaded": benchmark.loaded[1:],
+            "loaded": {name: values[1:] for name, values in benchmark.loaded.items()},
         }
         (scratch / "measurements.json").write_text(json.dumps(measurements))
     dist.destroy_process_group()
 
 
-def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
+def measure(server: Path | None, mib: int, runs: int, ranks: int) -> dict[str, Any]:
     """Return medians of alternating runs after one warm-up."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="checkpoint-")))
@@ -200,21 +222,22 @@ def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
         except S3ServerError as error:
             error_message = str(error)
         context = multiprocessing.get_context("spawn")
-        ranks = [
-            context.Process(target=_run, args=(rank, scratch, mib, runs, server_version is not None))
-            for rank in range(RANKS)
+        processes = [
+            context.Process(target=_run, args=(rank, ranks, scratch, mib, runs, server_version is not None))
+            for rank in range(ranks)
         ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        if any(rank.exitcode for rank in ranks):
-            raise SystemExit(f"ranks exited with {[rank.exitcode for rank in ranks]}")
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit(f"ranks exited with {[process.exitcode for process in processes]}")
         measurements = json.loads((scratch / "measurements.json").read_text())
     stall = {name: median(values) for name, values in measurements["stall"].items()}
-    saved, loaded = median(measurements["saved"]), median(measurements["loaded"])
+    saved = median(measurements["saved"])
+    loaded = {name: median(values) for name, values in measurements["loaded"].items()}
     return {
-        "ranks": RANKS,
+        "ranks": ranks,
         "mib": mib,
         "runs": runs,
         "server": server_version,
@@ -223,17 +246,24 @@ def measure(server: Path | None, mib: int, runs: int) -> dict[str, Any]:
         "step_seconds": round(measurements["step"], 3),
         "slowdown_seconds": round(median(measurements["slowdown"]), 3),
         "save_seconds": round(saved, 3),
-        "load_seconds": round(loaded, 3),
-        "ratio_load": round(loaded / saved, 3),
+        "load_seconds": {name: round(value, 3) for name, value in loaded.items()},
+        "ratio_load": round(loaded["trainyard"] / loaded["dcp"], 3),
+        "ratio_load_s3": round(loaded["ours from S3"] / loaded["dcp from S3"], 3) if server_version else None,
         "ratio_torch_save": round(stall["trainyard"] / stall["torch.save"], 4),
         "ratio_s3": round(stall["ours to S3"] / stall["dcp to S3"], 4) if server_version else None,
         "ratio": round(stall["trainyard"] / stall["dcp"], 4),
     }
 
 
-def main(as_json: AsJson = False, server: Server = None, mib: StateMib = MIB, runs: Runs = 7) -> None:
+def main(
+    as_json: AsJson = False,
+    server: Server = None,
+    mib: StateMib = MIB,
+    runs: Runs = 7,
+    ranks: Annotated[int, typer.Option(min=2, help="Number of processes.")] = 2,
+) -> None:
     """Measure the seconds that training waits for a checkpoint, for each save method."""
-    results = measure(server, mib, runs)
+    results = measure(server, mib, runs, ranks)
     if as_json:
         print(json.dumps(results))
         return
@@ -243,7 +273,10 @@ def main(as_json: AsJson = False, server: Server = None, mib: StateMib = MIB, ru
     for name, value in results["stall_seconds"].items():
         print(f"{name:>12}: training waits {value:.4f} s")
     print(f"a step takes {results['step_seconds']} s; the write adds {results['slowdown_seconds']} s in total")
-    print(f"save {results['save_seconds']} s, load {results['load_seconds']} s: ratio_load {results['ratio_load']}")
+    print(f"save {results['save_seconds']} s")
+    for name, value in results["load_seconds"].items():
+        print(f"{name:>12}: load {value:.3f} s")
+    print(f"ratio_load {results['ratio_load']}, from S3 {results['ratio_load_s3']}")
     print(f"ratio to torch.save {results['ratio_torch_save']}, to S3 {results['ratio_s3']}, ratio {results['ratio']}")
 
 
