@@ -14,7 +14,14 @@ from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import CapacitySettings
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.config import LOW_PRECISIONS
-from trainyard.config.training.models import MODEL_PATH, DecoderConfig, HuggingFaceConfig, ImageModelConfig, ModelConfig
+from trainyard.config.training.models import (
+    MODEL_PATH,
+    CustomModelConfig,
+    DecoderConfig,
+    HuggingFaceConfig,
+    ImageModelConfig,
+    ModelConfig,
+)
 from trainyard.config.training.parallel import ParallelConfig
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import InputError, Problem
@@ -371,10 +378,19 @@ def _small_model(model: ModelConfig, sources: Sources) -> tuple[dict[str, Any], 
         return _small_hugging_face_model(model, sources)
     if isinstance(model, DecoderConfig) and model.path is not None:  # `provide_sources` shrinks a large model
         return model.model_dump(include={"path", "weights", "sequence_length"}), "the model of --model, or a small one"
+    if isinstance(model, CustomModelConfig) and model.small_settings is not None:
+        length = min(SMALL_MODEL["sequence_length"], model.sequence_length)
+        settings = {**model.settings, **model.small_settings}
+        custom = {**model.model_dump(exclude={"small_settings"}), "settings": settings, "sequence_length": length}
+        if not sources.data:
+            custom["vocabulary"] = SMALL_VOCABULARY
+        return custom, f"{model.name} with small_settings"
     if isinstance(model, ImageModelConfig) and sources.data:
         small: dict[str, Any] = {"kind": "images", "architecture": "resnet18", "image_size": 32}
         return {**small, "classes": model.classes}, f"resnet18, {model.classes} classes, 32 pixels"
-    vocabulary = {"vocabulary": model.vocabulary} if isinstance(model, DecoderConfig) and sources.data else {}
+    vocabulary = {}
+    if isinstance(model, DecoderConfig | CustomModelConfig) and sources.data:
+        vocabulary = {"vocabulary": model.vocabulary}
     experts = _SMALL_EXPERTS if isinstance(model, DecoderConfig) and model.experts is not None else {}
     text = f"dim {SMALL_MODEL['dim']}, {SMALL_MODEL['layers']} layers"
     return SMALL_MODEL | vocabulary | experts, text + (f", {EXPERTS} experts" if experts else "")

@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import HuggingFaceConfig, ImageModelConfig
+from trainyard.config.training.models import HuggingFaceConfig, LanguageModelConfig
 from trainyard.config.validation_errors import problems_from
 from trainyard.errors import InputError, Problem
 
@@ -136,7 +136,7 @@ def resolve_model(config: TrainerConfig) -> TrainerConfig:
     Raises InputError if the model cannot be read, or if the configuration does not fit it.
     """
     model = config.model
-    if isinstance(model, ImageModelConfig) or model.path is None:
+    if not isinstance(model, LanguageModelConfig) or model.path is None:
         return config
     from trainer.models.pretrained import locate, resolve_decoder  # imports torch's and transformers' packages
 

@@ -13,7 +13,7 @@ from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.settings import StackSettings
 from trainyard.config.shared_settings import SystemRole
-from trainyard.config.training.models import DecoderConfig, HuggingFaceConfig
+from trainyard.config.training.models import CustomModelConfig, DecoderConfig, HuggingFaceConfig
 from trainyard.errors import InputError
 from trainyard.models.report import BackendName
 
@@ -105,6 +105,22 @@ def test_gpu_stack_keeps_its_experts_and_their_parallelism() -> None:
     assert isinstance(train.model, DecoderConfig)
     assert (train.model.experts, train.parallel.expert) == (4, 2)
     assert "fsdp, tensor 1, pipeline 1, expert 8" in [change.original for change in changes]
+
+
+@pytest.mark.parametrize("small_settings", [{"dim": 64}, None])
+def test_gpu_stack_keeps_its_custom_model_with_small_settings(small_settings: dict[str, int] | None) -> None:
+    raw = read_stack_settings("a100-cluster")
+    model = {"kind": "custom", "name": "convolutions", "vocabulary": 32_000, "sequence_length": 2048}
+    raw["job"]["train"]["model"] = {**model, "settings": {"dim": 4096, "width": 4}, "small_settings": small_settings}
+    settings, _ = substitute_settings(raw, None)
+    train = load_settings(settings, ROOT, "x").job.train
+    assert train is not None
+    if small_settings is None:
+        assert train.model.kind == "decoder"
+    else:
+        assert isinstance(train.model, CustomModelConfig)
+        assert train.model.settings == {"dim": 64, "width": 4}
+        assert train.model.sequence_length == 64
 
 
 def test_gpu_stack_with_another_dataset_uses_the_builtin_corpus() -> None:

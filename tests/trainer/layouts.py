@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.loop import train
+from trainer.models.registry import MODELS
 from trainer.settings import Environment, resolve_model
 from trainyard.config.training import TrainerConfig
 
@@ -39,6 +40,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    MODELS["convolutions"] = "tests.trainer.models.convolutions:ConvolutionalModel"
     dist.init_process_group("gloo")
     for folder, config in json.loads(Path(sys.argv[1]).read_text()).items():
         variables = {

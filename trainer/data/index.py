@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from trainer.data.disk_space import GIB
 from trainer.storage import Storage
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import DecoderConfig, ImageModelConfig, ModelConfig
+from trainyard.config.training.models import HuggingFaceConfig, ImageModelConfig, LanguageModelConfig, ModelConfig
 from trainyard.config.validation_errors import problems_from
 from trainyard.errors import InputError, Problem
 from trainyard.models.dataset import DATASET, INDEX, Dataset, ImageDataset, TokenDataset
@@ -65,11 +65,11 @@ def require_vocabulary_fits(index: Dataset, limit: int, model: ModelConfig, stor
     """Raise InputError if the dataset has more than `limit` token ids or classes, the number of the model."""
     if isinstance(index, ImageDataset):
         size, unit, fix = len(index.classes), "classes", "Raise model.classes"
-    elif not isinstance(model, ImageModelConfig) and model.path is not None:
+    elif isinstance(model, LanguageModelConfig) and model.path is not None:
         fix = "Prepare the dataset with the tokenizer of the model (--tokenizer)"
         size, unit = index.vocabulary, "token ids"
     else:
-        key = "model.vocabulary" if isinstance(model, DecoderConfig) else "model.config.vocab_size"
+        key = "model.config.vocab_size" if isinstance(model, HuggingFaceConfig) else "model.vocabulary"
         size, unit, fix = index.vocabulary, "token ids", f"Raise {key}"
     if size > limit:
         reason = f"has {size} {unit}, and the model only {limit}"

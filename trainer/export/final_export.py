@@ -19,7 +19,7 @@ from trainer.models.loss import target_share
 from trainer.models.pretrained import open_model_storage
 from trainer.storage import Storage
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import ImageModelConfig
+from trainyard.config.training.models import LanguageModelConfig
 from trainyard.models.metrics import Export
 
 Exports = dict[Literal["safetensors", "int8"], Export]
@@ -49,7 +49,7 @@ def export(
     group = distributed.checkpoint_group
     export_model(model.module, format.config, results, group, rename=format.rename, dtype=format.dtype)
     if distributed.rank == 0:
-        source = None if isinstance(config.model, ImageModelConfig) else config.model.path
+        source = config.model.path if isinstance(config.model, LanguageModelConfig) else None
         copy_model_files(
             results, "export/", data.storage, None if source is None else open_model_storage(source), tokens
         )

@@ -27,7 +27,7 @@ class ExportFormat:
 
     def int8_config(self) -> dict[str, Any]:
         """Return `config.json` of the int8 weights, with which transformers loads them."""
-        if "model_type" not in self.config:  # an image model
+        if "model_type" not in self.config:  # an image or custom model
             return self.config
         from transformers import TorchAoConfig
 

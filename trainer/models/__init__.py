@@ -5,9 +5,10 @@ import torch
 from trainer.models.decoder import Decoder, DecoderStages, stage_layers
 from trainer.models.lora import add_lora
 from trainer.models.model import Model
+from trainer.models.registry import build_custom_model
 from trainer.telemetry.flops import decoder_flops
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import DecoderConfig, HuggingFaceConfig
+from trainyard.config.training.models import CustomModelConfig, DecoderConfig, HuggingFaceConfig
 
 __all__ = ["Model", "build"]
 
@@ -16,7 +17,7 @@ def build(config: TrainerConfig, stage: int = 0) -> Model:
     """Build the configured model, or the pipeline stages of a rank, whose first is `stage`.
 
     A model with an `initialize` function is on the `meta` device; others are initialized on the CPU. Raises InputError
-    if the Hugging Face model cannot be created.
+    if a library's or the user's model cannot be created.
     """
     model_config = config.model
     if isinstance(model_config, DecoderConfig):
@@ -26,6 +27,8 @@ def build(config: TrainerConfig, stage: int = 0) -> Model:
         from trainer.models.hugging_face import build_language_model
 
         return build_language_model(model_config, config.memory.loss_chunk_tokens, compiles_loss=config.memory.compile)
+    if isinstance(model_config, CustomModelConfig):
+        return build_custom_model(model_config)
     from trainer.models.images import build_classifier
 
     return build_classifier(model_config, sharded=config.parallel.sharded)

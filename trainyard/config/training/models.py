@@ -1,4 +1,4 @@
-"""Models of the built-in trainer: its decoder, Hugging Face language models, torchvision classifiers."""
+"""Models of the built-in trainer: its decoder, Hugging Face and custom language models, torchvision classifiers."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -260,6 +260,31 @@ class HuggingFaceConfig(StrictModel):
         return value
 
 
+class CustomModelConfig(StrictModel):
+    """A causal language model of the user: a class in trainer/models that trainer/models/registry.py names."""
+
+    kind: Literal["custom"] = Field(description="A model of the user, see trainer/models/registry.py.")
+    name: str = Field(min_length=1, description="Name in the registry.")
+    vocabulary: Integer = Field(gt=0, description="Number of token ids.")
+    sequence_length: Integer = Field(gt=1, description="Tokens per training sequence.")
+    settings: dict[str, JsonValue] = Field(default_factory=dict, description="Keyword arguments of its class.")
+    small_settings: dict[str, JsonValue] | None = Field(
+        None,
+        description="Keyword arguments that replace some of `settings` in a rehearsal, so that two cores can train it; "
+        "none: a rehearsal trains a small decoder.",
+    )
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Settings that determine names, sizes and use of the weights, as JSON values."""
+        return self.model_dump(mode="json", exclude={"small_settings"})
+
+    @property
+    def task(self) -> Task:
+        """The training task of the model."""
+        return "causal"
+
+
 LanguageModelConfig = DecoderConfig | HuggingFaceConfig
 
 
@@ -298,6 +323,7 @@ def model_tag(value: Any) -> str:
 ModelConfig = Annotated[
     Annotated[DecoderConfig, Tag("[decoder]")]
     | Annotated[HuggingFaceConfig, Tag("[hugging_face]")]
+    | Annotated[CustomModelConfig, Tag("[custom]")]
     | Annotated[ImageModelConfig, Tag("[images]")],
     Discriminator(model_tag),
 ]

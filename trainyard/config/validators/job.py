@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from trainyard.config import CONFIG_KEY
 from trainyard.config.settings import StackSettings
-from trainyard.config.training.models import DecoderConfig
+from trainyard.config.training.models import CustomModelConfig, DecoderConfig
 from trainyard.config.validation_errors import invalid_setting
 from trainyard.errors import Problem
 from trainyard.quantity import quantity
@@ -135,7 +135,7 @@ def builtin_corpus_matches_model(settings: StackSettings, root: Path) -> Iterato
     if model.task == "images":
         reason = f"the built-in corpus is text, and job.train.model is of kind {model.kind}"
         yield invalid_setting("job.builtin_corpus", True, reason, "Remove it, and set job.dataset to an image dataset")
-    elif isinstance(model, DecoderConfig) and model.vocabulary < 256:
+    elif isinstance(model, DecoderConfig | CustomModelConfig) and model.vocabulary < 256:
         reason = "the built-in corpus is bytes, 256 token ids"
         yield invalid_setting("job.train.model.vocabulary", model.vocabulary, reason, "Set it to 256 or more")
 

@@ -1,0 +1,74 @@
+"""Models of the user, `model.kind: custom`: each is a file in this folder with a class, and a line in MODELS.
+
+The class is a torch.nn.Module. It is called with:
+
+- `vocabulary` and `sequence_length`, and `model.settings` as further keyword arguments, to create it. It initializes
+  its weights on the CPU;
+- a micro-batch, to train it: `tokens` and `targets`, int64 (batch, length) each, and `cu_seqlens` if a sequence has
+  several documents (trainer/models/documents.py). It returns the loss, see `trainer.models.loss.next_token_loss`.
+
+Blocks in an nn.ModuleList or nn.Sequential are the units of FSDP, compilation and activation checkpointing.
+"""
+
+import inspect
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from trainer.models.model import Model, find_blocks
+from trainyard.config.training.models import CustomModelConfig
+from trainyard.errors import InputError, Problem
+
+# `model.name` -> module and class, such as "gru": "trainer.models.gru:GRU".
+MODELS: dict[str, str] = {}
+
+
+def build_custom_model(config: CustomModelConfig) -> Model:
+    """Create a registered model. Raises InputError if there is none of this name, or if it rejects its settings."""
+    model_class = _find_class(config.name)
+    sizes: dict[str, Any] = {"vocabulary": config.vocabulary, "sequence_length": config.sequence_length}
+    try:
+        inspect.signature(model_class).bind(**sizes, **config.settings)
+        module = model_class(**sizes, **config.settings)
+    except (TypeError, ValueError) as error:
+        reason = f"{model_class.__name__} rejects them: {' '.join(str(error).split())}"
+        raise _input_error("settings", config.settings, reason, "Correct them", "model_settings_rejected") from error
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    embeddings = (part for part in module.modules() if isinstance(part, nn.Embedding))
+    tables = sum(part.weight.numel() for part in embeddings if not _is_shared(part, module))
+    return Model(
+        module=module,
+        blocks=dict(find_blocks(module)),
+        initialize=None,
+        vocabulary=config.vocabulary,
+        parameters=parameters,
+        # 6 N per token: Kaplan et al., Scaling Laws for Neural Language Models, arXiv 2001.08361, without attention.
+        flops=6.0 * (parameters - tables) * config.sequence_length,
+        separates_documents=lambda: "cu_seqlens" in inspect.signature(module.forward).parameters,
+    )
+
+
+def _find_class(name: str) -> type[nn.Module]:
+    if name not in MODELS:
+        close = get_close_matches(name, MODELS, 1)
+        fix = f"Write {close[0]}" if close else "Add its line to MODELS in trainer/models/registry.py"
+        raise _input_error("name", name, "is no registered model", fix, "model_not_registered")
+    module, _, class_name = MODELS[name].partition(":")
+    model_class: type[nn.Module] = getattr(import_module(module), class_name)
+    return model_class
+
+
+def _is_shared(embedding: nn.Embedding, module: nn.Module) -> bool:
+    """Whether another module has the same weight, such as an output layer."""
+    return any(
+        parameter is embedding.weight
+        for part in module.modules()
+        if part is not embedding
+        for parameter in part.parameters(recurse=False)
+    )
+
+
+def _input_error(key: str, value: Any, reason: str, fix: str, code: str) -> InputError:
+    return InputError([Problem(f"config.model.{key}", value, reason, fix, code)])
