@@ -78,8 +78,12 @@ def open_session(config: TrainerConfig, environment: Environment, device: torch.
     model = build(config, layout.stage(rank))
     data.require_vocabulary_fits(model.vocabulary, config.model)
     if data.separates_documents and model.separates_documents and not model.separates_documents():
-        reason = "is not possible with this model, whose attention or state connects the documents of a sequence"
-        problem = Problem("config.data.separate_documents", True, reason, "Set it to false", "documents_not_separable")
+        if config.model.kind == "custom":
+            reason, fix = "needs a model whose forward accepts cu_seqlens", "Set it to false, or add the argument"
+        else:
+            reason = "is not possible with this model, whose attention or state connects the documents of a sequence"
+            fix = "Set it to false"
+        problem = Problem("config.data.separate_documents", True, reason, fix, "documents_not_separable")
         raise InputError([problem])
     shape = config.shape
     if config.lora is not None and model.pretrained is not None:

@@ -5,11 +5,11 @@ docstrings. The model has new weights, and a tokenizer with a chat template. A r
 the same files.
 """
 
+import argparse
 import importlib
 import inspect
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +62,9 @@ def create_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 def main() -> None:
     """Write FOLDER/model and FOLDER/chats/chats.jsonl."""
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description="Write a small model and conversations for a rehearsal.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    folder = parser.parse_args().folder
     pairs = list(questions())
     tokenizer = create_tokenizer([text for pair in pairs for text in pair])
     tokenizer.save_pretrained(folder / "model")

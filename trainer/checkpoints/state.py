@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from trainyard.errors import InputError, Problem
 
+_NEW_RUN = "start a new run: another CHECKPOINT_URI, and no RESUME_URI with this checkpoint"
+
 
 @dataclass
 class Progress:
@@ -116,7 +118,7 @@ class State:
 
         In another order some samples would repeat and others would never be used.
         """
-        fix = "Restore the value of that checkpoint, or start a new run with another CHECKPOINT_URI"
+        fix = f"Restore the value of that checkpoint, or {_NEW_RUN}"
         saved = json.loads(values.get("order", "{}"))
         problems = [
             Problem(key, value, f"changes the order of samples: {uri} has {before!r}", fix, "sample_order_changed")
@@ -144,13 +146,13 @@ def require_same_optimizer(states: Mapping[str, Mapping[str, Tensor]], metadata:
         for key in state:
             if f"optimizer.{name}.{key}" not in metadata.state_dict_metadata:
                 reason = f"was saved with another optimizer.kind: it holds no {key} of {name}"
-                fix = "Restore the optimizer.kind of that run, or start a new run with another CHECKPOINT_URI"
+                fix = f"Restore the optimizer.kind of that run, or {_NEW_RUN}"
                 raise InputError([Problem("checkpoint", uri, reason, fix, "checkpoint_of_another_optimizer")])
 
 
 def model_mismatch(uri: str, reason: str) -> InputError:
     """Create the error for a checkpoint of another model."""
-    fix = "Use the model of that checkpoint, or start a new run with another CHECKPOINT_URI"
+    fix = f"Use the model of that checkpoint, or {_NEW_RUN}"
     return InputError([Problem("checkpoint", uri, reason, fix, "checkpoint_of_another_model")])
 
 

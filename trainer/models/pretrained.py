@@ -63,8 +63,9 @@ def _download(name: str, *, weights: bool) -> str:
         raise _error(name, reason, "Correct it, or set HF_TOKEN in job.secrets", "model_missing") from None
     except (HfHubHTTPError, OSError) as error:
         # The last line of huggingface_hub's messages is advice for other programs.
-        cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        reason = f"cannot be downloaded from the Hugging Face hub: {cause}"
+        text = str(error).strip().removeprefix("Got: ")
+        cause = text.splitlines()[0][:200] if text else type(error).__name__
+        reason = f"is no folder here, and cannot be downloaded from the Hugging Face hub: {cause}"
         raise _error(name, reason, _UPLOAD, "hub_download_failed") from None
 
 

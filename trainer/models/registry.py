@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.models.model import Model, find_blocks
 from trainyard.config.training.models import CustomModelConfig
@@ -32,9 +32,10 @@ def build_custom_model(config: CustomModelConfig) -> Model:
     try:
         inspect.signature(model_class).bind(**sizes, **config.settings)
         module = model_class(**sizes, **config.settings)
-    except (TypeError, ValueError) as error:
-        reason = f"{model_class.__name__} rejects them: {' '.join(str(error).split())}"
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = f"{model_class.__name__} rejects them: {_text(error)}"
         raise _input_error("settings", config.settings, reason, "Correct them", "model_settings_rejected") from error
+    module.register_forward_hook(_require_loss)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     embeddings = (part for part in module.modules() if isinstance(part, nn.Embedding))
     tables = sum(part.weight.numel() for part in embeddings if not _is_shared(part, module))
@@ -56,8 +57,29 @@ def _find_class(name: str) -> type[nn.Module]:
         fix = f"Write {close[0]}" if close else "Add its line to MODELS in trainer/models/registry.py"
         raise _input_error("name", name, "is no registered model", fix, "model_not_registered")
     module, _, class_name = MODELS[name].partition(":")
-    model_class: type[nn.Module] = getattr(import_module(module), class_name)
+    try:
+        model_class: type[nn.Module] = getattr(import_module(module), class_name)
+    except (ImportError, AttributeError, NameError, SyntaxError) as error:
+        reason = f"is {MODELS[name]!r} in trainer/models/registry.py, which cannot be imported: {_text(error)}"
+        fix = "Correct it to MODULE:CLASS, or correct the module"
+        raise _input_error("name", name, reason, fix, "model_not_importable") from error
     return model_class
+
+
+def _require_loss(module: nn.Module, _inputs: Any, output: Any) -> None:
+    """Raise InputError unless the output of a forward pass is a loss."""
+    if isinstance(output, Tensor) and output.dim() == 0:
+        return
+    returned = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    reason = (
+        f"{type(module).__name__}.forward must return the loss, a tensor without dimensions, and returns {returned}"
+    )
+    fix = "Return that of next_token_loss (trainer/models/loss.py)"
+    raise InputError([Problem("config.model", None, reason, fix, "model_returns_no_loss")])
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _is_shared(embedding: nn.Embedding, module: nn.Module) -> bool:

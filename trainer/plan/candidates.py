@@ -21,7 +21,7 @@ def smaller_configurations(
     Configurations that `world_size` ranks, `per_node` on each node, cannot run are omitted.
     """
     changes: dict[str, str] = {}
-    for key, value in _changes(config):
+    for key, value in _changes(config, world_size):
         settings = config.model_dump()
         set_value(settings, key, value)
         try:
@@ -36,8 +36,8 @@ def smaller_configurations(
         yield config, list(changes.values())
 
 
-def _changes(config: TrainerConfig) -> Iterator[tuple[str, Any]]:
-    if config.parallel.data == "ddp":
+def _changes(config: TrainerConfig, world_size: int) -> Iterator[tuple[str, Any]]:
+    if config.parallel.data == "ddp" and world_size > 1:
         yield "parallel.data", "fsdp"
     sizes = [size for size in range(config.micro_batch_size - 1, 0, -1) if config.micro_batch_size % size == 0]
     modes = ["selective", "full"] if isinstance(config.model, DecoderConfig) else []

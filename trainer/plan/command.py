@@ -132,7 +132,7 @@ def read_job(
         root = find_project(file.absolute().parent).folder
         settings = load_settings(read_config(file, str(file)).get(CONFIG_KEY), root, file.name)
         if settings.job.train is None:
-            reason, fix = "the stack has a job of yours", "Set it to a stack with job.train"
+            reason, fix = "its job is a custom job, whose memory is unknown", "Name a stack with job.train"
             raise InputError([Problem("config", str(file), reason, fix, "no_built_in_trainer")])
         config, gpu = settings.job.train, settings.worker_type.gpu
         per_node = per_node or settings.processes_per_node
@@ -196,7 +196,8 @@ def _table(job: PlannedJob, plans: Sequence[RankPlan]) -> Iterator[str]:
     for category in plans[0].memory:
         yield f"{category:28}" + "".join(f"{plan.memory[category] / GIB:12.2f}" for plan in plans)
     yield f"{'sum':28}" + "".join(f"{plan.peak_bytes / GIB:12.2f}" for plan in plans)
-    yield f"{'available for tensors':28}" + f"{job.usable_bytes / GIB:12.2f}" * len(plans)
+    if job.has_gpus:
+        yield f"{'available for tensors':28}" + f"{job.usable_bytes / GIB:12.2f}" * len(plans)
     for plan in plans:
         yield f"\n{f'collectives of rank {plan.rank} in a step':36}{'ranks':>6}{'count':>8}{'GiB':>10}"
         for each, total in plan.collectives.items():

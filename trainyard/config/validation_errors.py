@@ -77,6 +77,8 @@ def problems_from(
     for item in error.errors(include_url=False):
         path: list[str | int] = key_path(item["loc"])
         value: Any = None if item["type"] in ("missing", "credential_in_uri") else item["input"]
+        if isinstance(value, dict) and isinstance(item.get("ctx", {}).get("error"), ValueError):
+            value = None  # the reason of a validator of an object names its keys
         if item["type"] == "union_tag_invalid":  # `kind` discriminates all our unions
             path, value = [*path, "kind"], value["kind"]
         key = ".".join([prefix, *(str(part) for part in path)])

@@ -16,6 +16,7 @@ from torch import nn
 from tests.problems import rejects
 from tests.trainer.conftest import ROOT, TINY, tiny
 from tests.trainer.layouts import read_metrics, run_layouts
+from tests.trainer.models.convolutions import ConvolutionalModel
 from trainer.models import build, registry
 from trainer.models.registry import MODELS
 
@@ -54,15 +55,17 @@ def test_a_shared_embedding_is_in_a_matrix_product(monkeypatch: pytest.MonkeyPat
 def test_the_model_in_the_documentation_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The documentation shows a class, its line in the registry and the settings of a stack."""
     text = (ROOT / "docs/trainer.md").read_text()
-    source, line, settings = re.findall(r"```(?:python|yaml)\n((?:class|MODELS|model:).*?)```", text, re.DOTALL)[:3]
+    source, line, settings = re.findall(
+        r"```(?:python|yaml)\n((?:# trainer/models|MODELS|model: {kind: custom).*?)```", text, re.DOTALL
+    )[:3]
     module = ModuleType("trainer.models.perceptron")
-    exec("from torch import Tensor, nn\nfrom trainer.models.loss import next_token_loss\n" + source, module.__dict__)
+    exec(source, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names: dict[str, Any] = {}
     exec(line, names)
     monkeypatch.setattr(registry, "MODELS", names["MODELS"])
-    model = yaml.safe_load(settings)["model"]
-    built = build(tiny(model=model | {"settings": model["small_settings"]}))
+    model, data = yaml.safe_load(settings).values()
+    built = build(tiny(model=model | {"settings": model["small_settings"]}, data=data))
     tokens = torch.randint(0, 32_000, (1, 9))
     assert built.module(tokens[:, :-1], tokens[:, 1:]).item() == pytest.approx(math.log(32_000), abs=0.5)
 
@@ -82,6 +85,20 @@ def test_a_model_that_is_not_registered_is_rejected() -> None:
         build(custom(name="convolution"))
     with rejects("model_not_registered", "gru", "trainer/models/registry.py"):
         build(custom(name="gru"))
+
+
+@pytest.mark.parametrize("place", ["trainer.models.missing:Model", "trainer.models.decoder:Missing", "trainer.models"])
+def test_a_line_that_names_no_class_is_rejected(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setitem(MODELS, "convolutions", place)
+    with rejects("model_not_importable", place, "trainer/models/registry.py"):
+        build(custom())
+
+
+def test_a_model_that_returns_no_loss_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConvolutionalModel, "forward", lambda self, tokens, targets: self.embedding(tokens))
+    tokens = torch.zeros(2, 9, dtype=torch.int64)
+    with rejects("model_returns_no_loss", "ConvolutionalModel.forward must return the loss", "(2, 8, 32)"):
+        build(custom()).module(tokens[:, :-1], tokens[:, 1:])
 
 
 @pytest.mark.parametrize(("settings", "word"), [({"heads": 3}, "heads"), ({"layers": 0}, "layers must be positive")])
