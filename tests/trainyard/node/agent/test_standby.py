@@ -95,8 +95,8 @@ class StandbyNode(NodeWithAgent):
 def node(account: EmulatedAws, systemd: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandbyNode]:
     created = StandbyNode(tmp_path, monkeypatch)
     yield created
-    attempt, standby = created.agent._attempt, created.agent._standby
     created.close()
+    attempt, standby = created.agent._attempt, created.agent._standby  # the agent's thread no longer sets them
     if attempt is not None:
         attempt.kill()
     if standby is not None:
