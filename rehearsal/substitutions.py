@@ -351,6 +351,7 @@ def _replace_model(substitution: SettingsSubstitution, processes: int, sources: 
         **({} if config.lora is None else {"lora": config.lora.model_dump(exclude_defaults=True)}),
         "optimizer": _SMALL_OPTIMIZER | config.optimizer.model_dump(include={"kind"}, exclude_defaults=True),
         "memory": config.memory.model_dump(exclude_defaults=True),
+        "data": config.data.model_dump(include={"separate_documents"}, exclude_defaults=True),
         "batch_size": multiple * parallel.pipeline,
         **SMALL_STEPS,
         "checkpoint": checkpoint,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_gather_tensor, wait_tensor
+from torch.distributed._functional_collectives import all_gather_single
 from torch.distributed.tensor import DTensor
 
 # Of the iteration of Newton-Schulz: Jordan et al., kellerjordan.github.io/posts/muon.
@@ -105,7 +105,7 @@ class _Matrix:
         if tensor is None:
             return orthogonalized(momentum)
         group, dim = tensor
-        whole = orthogonalized(wait_tensor(all_gather_tensor(momentum, dim, group)))  # type: ignore[no-untyped-call]
+        whole = orthogonalized(all_gather_single(momentum, dim, group))
         return whole.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)]
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from trainer.models.model import Model
 from trainer.muon import Muon
 from trainyard.config.training.config import OptimizerConfig
+from trainyard.errors import InputError, Problem
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -37,7 +38,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the optimizer of the parameters that are not frozen, with weight decay on matrices only.
 
-    Muon is for the matrices in the blocks of the model, not for embedding and output layer.
+    Muon is for the matrices in the blocks of the model, not for embedding and output layer. Raises InputError if there
+    are none.
     """
     in_blocks = {id(parameter) for block in model.blocks.values() for parameter in block.parameters()}
     hidden: list[nn.Parameter] = []
@@ -55,6 +57,9 @@ def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimi
         for group, decay in ((matrices, config.weight_decay), (vectors, 0.0))
         if group
     ]
+    if config.kind == "muon" and not hidden:
+        reason, fix = "has no matrices to update: this model has no blocks, or they have no matrices", "Set it to adamw"
+        raise InputError([Problem("config.optimizer.kind", config.kind, reason, fix, "muon_without_matrices")])
     return MuonWithAdamW(hidden, groups, config) if config.kind == "muon" else _adamw(groups, config)
 
 

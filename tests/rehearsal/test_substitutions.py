@@ -112,9 +112,11 @@ def test_gpu_stack_keeps_its_custom_model_with_small_settings(small_settings: di
     raw = read_stack_settings("a100-cluster")
     model = {"kind": "custom", "name": "convolutions", "vocabulary": 32_000, "sequence_length": 2048}
     raw["job"]["train"]["model"] = {**model, "settings": {"dim": 4096, "width": 4}, "small_settings": small_settings}
+    raw["job"]["train"]["data"] = {"separate_documents": False}
     settings, _ = substitute_settings(raw, None)
     train = load_settings(settings, ROOT, "x").job.train
     assert train is not None
+    assert not train.data.separate_documents
     if small_settings is None:
         assert train.model.kind == "decoder"
     else:

@@ -1,11 +1,13 @@
 """Optimizers and schedules of the learning rate."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.problems import rejects
 from tests.trainer.conftest import tiny
 from trainer.checkpoints import Progress, State
 from trainer.models import Model, build
@@ -91,6 +93,11 @@ def test_muon_is_for_the_matrices_of_blocks(muon: tuple[Model, torch.optim.Optim
     assert with_muon == {name for name in state if name.startswith("layers.") and "_proj." in name}
     assert {name for name, values in state.items() if "exp_avg" in values} == set(state) - with_muon
     assert set(state) == set(dict(model.module.named_parameters()))
+
+
+def test_muon_without_blocks_is_rejected(muon: tuple[Model, torch.optim.Optimizer]) -> None:
+    with rejects("muon_without_matrices", "config.optimizer.kind", "Set it to adamw"):
+        build_optimizer(dataclasses.replace(muon[0], blocks={}), OptimizerConfig(kind="muon"))
 
 
 def test_groups_set_the_learning_rate_of_all_parameters(muon: tuple[Model, torch.optim.Optimizer]) -> None:

@@ -14,6 +14,13 @@ from trainer.private_apis import PRIVATE_APIS
 
 LIBRARIES = ("torch", "s3torchconnector", "torchao", "torchdata", "torchvision", "transformers")
 
+# Private methods that the trainer calls on objects of libraries.
+METHODS = {
+    "_apply": "torch.nn.Module._apply",
+    "_flatten": "torch.distributed.device_mesh.DeviceMesh._flatten",
+    "_unflatten": "torch.distributed.device_mesh.DeviceMesh._unflatten",
+}
+
 
 def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
@@ -48,8 +55,9 @@ def private_names(file: Path) -> Iterator[str]:
     names = dict(imports(tree))
     yield from filter(is_private, names.values())
     for node in ast.walk(tree):
-        name = full_name(node, names) if isinstance(node, ast.Attribute) else None
-        if name is None:
+        if not isinstance(node, ast.Attribute):
+            continue
+        if (name := full_name(node, names) or METHODS.get(node.attr)) is None:
             continue
         parts = name.split(".")
         if parts[:2] == ["torch", "ops"]:

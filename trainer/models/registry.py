@@ -4,8 +4,9 @@ The class is a torch.nn.Module. It is called with:
 
 - `vocabulary` and `sequence_length`, and `model.settings` as further keyword arguments, to create it. It initializes
   its weights on the CPU;
-- a micro-batch, to train it: `tokens` and `targets`, int64 (batch, length) each, and `cu_seqlens` if a sequence has
-  several documents (trainer/models/documents.py). It returns the loss, see `trainer.models.loss.next_token_loss`.
+- a micro-batch, to train it: `tokens` and `targets`, int64 (batch, length) each, and `cu_seqlens`, the third argument,
+  if a sequence has several documents (trainer/models/documents.py). It returns the sum of the losses of all targets
+  that are not IGNORED, divided by the number of all targets, as `trainer.models.loss.next_token_loss` does.
 
 Blocks in an nn.ModuleList or nn.Sequential are the units of FSDP, compilation and activation checkpointing.
 """
@@ -32,7 +33,7 @@ def build_custom_model(config: CustomModelConfig) -> Model:
     try:
         inspect.signature(model_class).bind(**sizes, **config.settings)
         module = model_class(**sizes, **config.settings)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError) as error:
         reason = f"{model_class.__name__} rejects them: {_text(error)}"
         raise _input_error("settings", config.settings, reason, "Correct them", "model_settings_rejected") from error
     module.register_forward_hook(_require_loss)
@@ -47,7 +48,7 @@ def build_custom_model(config: CustomModelConfig) -> Model:
         parameters=parameters,
         # 6 N per token: Kaplan et al., Scaling Laws for Neural Language Models, arXiv 2001.08361, without attention.
         flops=6.0 * (parameters - tables) * config.sequence_length,
-        separates_documents=lambda: "cu_seqlens" in inspect.signature(module.forward).parameters,
+        separates_documents=lambda: list(inspect.signature(module.forward).parameters)[2:3] == ["cu_seqlens"],
     )
 
 

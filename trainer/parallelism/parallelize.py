@@ -190,6 +190,7 @@ _SAVED_OPERATIONS = {
     torch.ops.aten.bmm.default,
     torch.ops.aten._grouped_mm.default,
     torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._scaled_mm_v2.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,

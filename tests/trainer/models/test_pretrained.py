@@ -218,6 +218,7 @@ def test_model_of_the_hub_is_downloaded(tmp_path: Path) -> None:
 def test_model_of_the_hub_is_an_error_without_network(tmp_path: Path) -> None:
     output = resolve_from_hub("org/tiny", "http://127.0.0.1:9", tmp_path)
     assert output.startswith(
-        "hub_download_failed config.model.path = 'org/tiny': cannot be downloaded from the Hugging Face hub"
+        "hub_download_failed config.model.path = 'org/tiny': is no folder here, and cannot be downloaded from the "
+        "Hugging Face hub"
     )
     assert "$MODEL_PATH" in output
