@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_single
 from torch.distributed.tensor import DTensor
 
+from trainer.checkpoints.state import local_tensor
+
 # Of the iteration of Newton-Schulz: Jordan et al., kellerjordan.github.io/posts/muon.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -55,7 +57,8 @@ class Muon(torch.optim.Optimizer):
         state = self.state[matrix.parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix.parameter)
-        buffer, gradient = _local(state["momentum_buffer"]), _local(matrix.parameter.grad)
+        assert matrix.parameter.grad is not None, "all matrices have gradients"
+        buffer, gradient = local_tensor(state["momentum_buffer"]), local_tensor(matrix.parameter.grad)
         buffer.lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum).bfloat16()
 
@@ -68,7 +71,7 @@ class _Matrix:
 
     @property
     def local(self) -> Tensor:
-        return _local(self.parameter)
+        return local_tensor(self.parameter)
 
     @property
     def shards(self) -> dist.ProcessGroup | None:
@@ -141,8 +144,3 @@ def orthogonalized(matrix: Tensor) -> Tensor:
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
-
-
-def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.models.documents import document_numbers, positions_in_documents
 from trainer.models.loss import cross_entropy, next_token_loss
-from trainer.models.model import Model, find_blocks
+from trainer.models.model import Model, find_blocks, setting_error
 from trainer.telemetry.flops import language_model_flops
 from trainyard.config.training.models import HuggingFaceConfig
 from trainyard.config.training.presets import HUGGING_FACE
@@ -152,7 +152,7 @@ def load_transformers_config(config: HuggingFaceConfig) -> Any:
     try:
         if config.path is not None:
             if not (Path(config.path) / "config.json").is_file():
-                raise _input_error(
+                raise setting_error(
                     "path", config.path, "has no config.json", "Set it to the folder of a model", "model_config_missing"
                 )
             loaded = AutoConfig.from_pretrained(
@@ -168,7 +168,7 @@ def load_transformers_config(config: HuggingFaceConfig) -> Any:
     length = getattr(loaded, "max_position_embeddings", None)
     if isinstance(length, int) and config.sequence_length > length:
         reason = f"is longer than the {length} positions of the model (max_position_embeddings)"
-        raise _input_error(
+        raise setting_error(
             "sequence_length",
             config.sequence_length,
             reason,
@@ -208,7 +208,7 @@ def _config_error(config: HuggingFaceConfig, error: Exception) -> InputError:
     key, value = ("path", config.path) if config.path else ("config", _overrides(config))
     message = " ".join(str(error).split())[:300].rstrip(".")
     reason = f"transformers cannot create a {config.task} language model from it: {message}"
-    return _input_error(key, value, reason, "Correct it", "model_config_rejected")
+    return setting_error(key, value, reason, "Correct it", "model_config_rejected")
 
 
 def _flops(model: nn.Module, library_config: Any, config: HuggingFaceConfig) -> float | None:
@@ -217,10 +217,6 @@ def _flops(model: nn.Module, library_config: Any, config: HuggingFaceConfig) -> 
     except AttributeError:  # a configuration without the usual keys
         return None
     return per_token * config.sequence_length
-
-
-def _input_error(key: str, value: Any, reason: str, fix: str, code: str) -> InputError:
-    return InputError([Problem(f"config.model.{key}", value, reason, fix, code)])
 
 
 def _head_input(head: nn.Module, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
+
+from trainyard.errors import InputError, Problem
 
 Initialize = Callable[[str, nn.Module], None]
 
@@ -21,6 +24,11 @@ class Model:
     # Tests whether it masks attention between the documents of a sequence, before it is parallelized; None: it does.
     separates_documents: Callable[[], bool] | None = None
     flops: float | None  # of one sample's forward and backward pass, see trainer/telemetry/flops.py; None: unknown
+
+
+def setting_error(key: str, value: Any, reason: str, fix: str, code: str) -> InputError:
+    """Create the error for a setting of the model."""
+    return InputError([Problem(f"config.model.{key}", value, reason, fix, code)])
 
 
 def find_blocks(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -12,13 +12,14 @@ Blocks in an nn.ModuleList or nn.Sequential are the units of FSDP, compilation a
 """
 
 import inspect
+from collections import Counter
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
-from trainer.models.model import Model, find_blocks
+from trainer.models.model import Model, find_blocks, setting_error
 from trainyard.config.training.models import CustomModelConfig
 from trainyard.errors import InputError, Problem
 
@@ -35,11 +36,12 @@ def build_custom_model(config: CustomModelConfig) -> Model:
         module = model_class(**sizes, **config.settings)
     except (TypeError, ValueError) as error:
         reason = f"{model_class.__name__} rejects them: {_text(error)}"
-        raise _input_error("settings", config.settings, reason, "Correct them", "model_settings_rejected") from error
+        raise setting_error("settings", config.settings, reason, "Correct them", "model_settings_rejected") from error
     module.register_forward_hook(_require_loss)
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    embeddings = (part for part in module.modules() if isinstance(part, nn.Embedding))
-    tables = sum(part.weight.numel() for part in embeddings if not _is_shared(part, module))
+    uses = Counter(id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False))
+    embeddings = (part.weight for part in module.modules() if isinstance(part, nn.Embedding))
+    tables = sum(weight.numel() for weight in embeddings if uses[id(weight)] == 1)  # not that of an output layer, too
     return Model(
         module=module,
         blocks=dict(find_blocks(module)),
@@ -56,14 +58,14 @@ def _find_class(name: str) -> type[nn.Module]:
     if name not in MODELS:
         close = get_close_matches(name, MODELS, 1)
         fix = f"Write {close[0]}" if close else "Add its line to MODELS in trainer/models/registry.py"
-        raise _input_error("name", name, "is no registered model", fix, "model_not_registered")
+        raise setting_error("name", name, "is no registered model", fix, "model_not_registered")
     module, _, class_name = MODELS[name].partition(":")
     try:
         model_class: type[nn.Module] = getattr(import_module(module), class_name)
     except (ImportError, AttributeError, NameError, SyntaxError) as error:
         reason = f"is {MODELS[name]!r} in trainer/models/registry.py, which cannot be imported: {_text(error)}"
         fix = "Correct it to MODULE:CLASS, or correct the module"
-        raise _input_error("name", name, reason, fix, "model_not_importable") from error
+        raise setting_error("name", name, reason, fix, "model_not_importable") from error
     return model_class
 
 
@@ -81,17 +83,3 @@ def _require_loss(module: nn.Module, _inputs: Any, output: Any) -> None:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _is_shared(embedding: nn.Embedding, module: nn.Module) -> bool:
-    """Whether another module has the same weight, such as an output layer."""
-    return any(
-        parameter is embedding.weight
-        for part in module.modules()
-        if part is not embedding
-        for parameter in part.parameters(recurse=False)
-    )
-
-
-def _input_error(key: str, value: Any, reason: str, fix: str, code: str) -> InputError:
-    return InputError([Problem(f"config.model.{key}", value, reason, fix, code)])
