@@ -7,20 +7,14 @@ synchronous save the whole call, of the trainer's save the call and the wait bef
 with the gradients of a step, which take several times as long: they are of 256 tokens, few for a model of this size.
 With less work than the copy the update would wait for it. Steps continue during the trainer's write; `slowdown_seconds`
 is the time that they lose since the write shares the cores.
-
-`load_seconds`: the same checkpoint on all ranks, by the trainer, which reads each byte once and verifies it, and by
-DCP's `load`, with which each rank reads all bytes and verifies none.
 """
 
 import json
-import multiprocessing
 import shutil
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -29,7 +23,8 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
 from benchmarks.options import AsJson, Runs, Server, StateMib
-from benchmarks.s3_server import BUCKET, S3ServerError, find_server, read_version, run_server
+from benchmarks.ranks import MEASUREMENTS, describe, join_ranks, measure_in_ranks
+from benchmarks.s3_server import BUCKET
 
 MIB = 288
 _ROWS = 256  # tokens of a step's batch
@@ -50,7 +45,6 @@ class BenchmarkRank:
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
         self._checkpoints = Checkpoints(str(scratch / "trainyard"), group, CheckpointConfig(keep_last=1))
-        self._in_s3: Checkpoints | None = None
         self._managers = [self._checkpoints]
         self.methods: dict[str, Callable[[], float]] = {
             "trainyard": lambda: self.save_by_trainer(self._checkpoints),
@@ -59,9 +53,8 @@ class BenchmarkRank:
         }
         self.slowdown: list[float] = []
         self.saved: list[float] = []
-        self.loaded: dict[str, list[float]] = {}
         if s3:
-            in_s3 = self._in_s3 = Checkpoints(f"s3://{BUCKET}/ours/", group, CheckpointConfig(keep_last=1))
+            in_s3 = Checkpoints(f"s3://{BUCKET}/ours/", group, CheckpointConfig(keep_last=1))
             self._managers.append(in_s3)
             self.methods["ours to S3"] = lambda: self.save_by_trainer(in_s3)
             self.methods["dcp to S3"] = lambda: self.save_by_dcp(True)
@@ -119,24 +112,6 @@ class BenchmarkRank:
         for checkpoints in self._managers:
             checkpoints.close()
 
-    def load(self) -> None:
-        """Measure loads of what each method has saved."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.state_dict_loader import load
-
-        folder = FileSystemReader(self._scratch / "dcp")
-        loads: dict[str, Callable[[], object]] = {
-            "trainyard": lambda: self._checkpoints.resume(self._state),
-            "dcp": lambda: load(self._content(), storage_reader=folder),
-        }
-        if (in_s3 := self._in_s3) is not None:
-            from trainer.checkpoints.s3 import s3_reader
-
-            loads["ours from S3"] = lambda: in_s3.resume(self._state)
-            loads["dcp from S3"] = lambda: load(self._content(), storage_reader=s3_reader(f"s3://{BUCKET}/dcp/"))
-        for name, function in loads.items():
-            self.loaded.setdefault(name, []).append(self._timed(function))
-
     def _save(self) -> None:
         """Measure a save to its commit, without concurrent training steps."""
 
@@ -180,13 +155,12 @@ class BenchmarkRank:
         return bool(done)
 
 
-def _run(rank: int, ranks: int, scratch: Path, mib: int, runs: int, s3: bool) -> None:
+def _run(rank: int, ranks: int, scratch: Path, s3: bool, mib: int, runs: int) -> None:
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # of DCP in S3, which overwrites it
-    dist.init_process_group("gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=ranks)
+    join_ranks(rank, ranks, scratch)
     benchmark = BenchmarkRank(scratch, mib, s3)
     seconds: dict[str, list[float]] = {name: [] for name in benchmark.methods}
     for turn in range(runs + 1):
@@ -196,7 +170,6 @@ def _run(rank: int, ranks: int, scratch: Path, mib: int, runs: int, s3: bool) ->
             dist.all_reduce(elapsed, dist.ReduceOp.MAX)
             if turn:
                 seconds[name].append(float(elapsed))
-        benchmark.load()
     benchmark.close()
     if rank == 0:
         measurements = {
@@ -204,53 +177,23 @@ def _run(rank: int, ranks: int, scratch: Path, mib: int, runs: int, s3: bool) ->
             "step": benchmark.undisturbed,
             "slowdown": benchmark.slowdown[1:],
             "saved": benchmark.saved[1:],
-            "loaded": {name: values[1:] for name, values in benchmark.loaded.items()},
         }
-        (scratch / "measurements.json").write_text(json.dumps(measurements))
+        (scratch / MEASUREMENTS).write_text(json.dumps(measurements))
     dist.destroy_process_group()
 
 
 def measure(server: Path | None, mib: int, runs: int, ranks: int) -> dict[str, Any]:
     """Return medians of alternating runs after one warm-up."""
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="checkpoint-")))
-        server_version, error_message = None, None
-        try:
-            program = find_server(server)
-            stack.enter_context(run_server(program))
-            server_version = read_version(program)
-        except S3ServerError as error:
-            error_message = str(error)
-        context = multiprocessing.get_context("spawn")
-        processes = [
-            context.Process(target=_run, args=(rank, ranks, scratch, mib, runs, server_version is not None))
-            for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit(f"ranks exited with {[process.exitcode for process in processes]}")
-        measurements = json.loads((scratch / "measurements.json").read_text())
+    measurements, settings = measure_in_ranks(_run, server, ranks, mib=mib, runs=runs)
     stall = {name: median(values) for name, values in measurements["stall"].items()}
     saved = median(measurements["saved"])
-    loaded = {name: median(values) for name, values in measurements["loaded"].items()}
-    return {
-        "ranks": ranks,
-        "mib": mib,
-        "runs": runs,
-        "server": server_version,
-        "no_s3": error_message,
+    return settings | {
         "stall_seconds": {name: round(value, 4) for name, value in stall.items()},
         "step_seconds": round(measurements["step"], 3),
         "slowdown_seconds": round(median(measurements["slowdown"]), 3),
         "save_seconds": round(saved, 3),
-        "load_seconds": {name: round(value, 3) for name, value in loaded.items()},
-        "ratio_load": round(loaded["trainyard"] / loaded["dcp"], 3),
-        "ratio_load_s3": round(loaded["ours from S3"] / loaded["dcp from S3"], 3) if server_version else None,
         "ratio_torch_save": round(stall["trainyard"] / stall["torch.save"], 4),
-        "ratio_s3": round(stall["ours to S3"] / stall["dcp to S3"], 4) if server_version else None,
+        "ratio_s3": round(stall["ours to S3"] / stall["dcp to S3"], 4) if settings["server"] else None,
         "ratio": round(stall["trainyard"] / stall["dcp"], 4),
     }
 
@@ -267,16 +210,11 @@ def main(
     if as_json:
         print(json.dumps(results))
         return
-    print(f"{results['mib']} MiB on {results['ranks']} ranks, medians of {results['runs']}; S3: {results['server']}")
-    if results["no_s3"]:
-        print(results["no_s3"])
+    print(describe(results))
     for name, value in results["stall_seconds"].items():
         print(f"{name:>12}: training waits {value:.4f} s")
     print(f"a step takes {results['step_seconds']} s; the write adds {results['slowdown_seconds']} s in total")
     print(f"save {results['save_seconds']} s")
-    for name, value in results["load_seconds"].items():
-        print(f"{name:>12}: load {value:.3f} s")
-    print(f"ratio_load {results['ratio_load']}, from S3 {results['ratio_load_s3']}")
     print(f"ratio to torch.save {results['ratio_torch_save']}, to S3 {results['ratio_s3']}, ratio {results['ratio']}")
 
 

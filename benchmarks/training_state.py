@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from trainer.checkpoints import Progress, State
 
@@ -33,6 +34,18 @@ def state_of_size(mib: int, **arguments: Any) -> State:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     step(model, optimizer, 1)
     return State(model=model, optimizer=optimizer, progress=Progress(), shape={"kind": "layers"}, **arguments)
+
+
+def sharded_state(mib: int) -> State:
+    """Return the state of `state_of_size` with the shards of FSDP over all ranks."""
+    torch.manual_seed(0)
+    model = Layers(isqrt(mib * 2**20 // _BYTES_PER_PARAMETER // _LAYERS))
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    step(model, optimizer, 1)
+    return State(model=model, optimizer=optimizer, progress=Progress(), shape={"kind": "layers"})
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:

@@ -13,7 +13,7 @@ from trainyard.config.field_types import HUB_SCHEME, is_s3_uri
 from trainyard.config.settings import StackSettings
 from trainyard.config.settings.capacity import CapacitySettings
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.config import LOW_PRECISIONS
+from trainyard.config.training.low_precision import LOW_PRECISIONS
 from trainyard.config.training.models import (
     MODEL_PATH,
     CustomModelConfig,
@@ -41,7 +41,12 @@ GPU_PROCESSES = 2
 # Replaces the model of a GPU stack: it trains in one minute on two cores.
 SMALL_MODEL = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 192, "sequence_length": 64}
 EXPERTS = 4  # also of a shrunk model, see trainer/shrink_model.py
-_SMALL_EXPERTS = {"architecture": "qwen3_moe", "experts": EXPERTS, "experts_per_token": 2, "expert_size": 96}
+_SMALL_EXPERTS = {
+    "architecture": "qwen3_moe",
+    "experts": EXPERTS,
+    "experts_per_token": 2,
+    "expert_intermediate_size": 96,
+}
 SMALL_STEPS: dict[str, Any] = {
     "steps": 20,
     "micro_batch_size": 2,

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.failures import flight_recorder
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, process_group_timeout
-from trainer.models.sequence_part import SequencePart
+from trainer.models.context_parallel import ContextShard
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import Layout
@@ -32,7 +32,7 @@ CREATION_SECONDS = 8.0
 class DistributedContext:
     """This rank's device, process groups and position in the device mesh.
 
-    Ranks that differ only in the dimension `pipeline` or `tensor`, or in the rank in `sequence_group`, train on the
+    Ranks that differ only in the dimension `pipeline` or `tensor`, or in the rank in `context_group`, train on the
     same samples.
     """
 
@@ -41,12 +41,12 @@ class DistributedContext:
     mesh: DeviceMesh  # over those of DIMENSIONS that have more than one rank, at least one of them
     checkpoint_group: dist.ProcessGroup  # all ranks, on the CPU, with a long timeout
     # The ranks whose gradients are averaged: same pipeline stage, same part of each tensor; None if there is only this.
-    data_group: dist.ProcessGroup | None
+    gradient_group: dist.ProcessGroup | None
     control_group: dist.ProcessGroup  # all ranks, on the CPU, for the training thread
-    sequence_group: dist.ProcessGroup | None  # the ranks with parts of the same sequences; None if it is only this rank
+    context_group: dist.ProcessGroup | None  # the ranks with parts of the same sequences; None if it is only this rank
     # The ranks of `shard` as EXPERT_DIMENSIONS: a group of `expert` has all experts, and the ranks of `expert_shard`
     # have shards of the same experts. None without expert parallelism.
-    experts: DeviceMesh | None = None
+    expert_mesh: DeviceMesh | None = None
 
     @property
     def rank(self) -> int:
@@ -73,10 +73,10 @@ class DistributedContext:
         return self.mesh.get_group(dimension)
 
     @property
-    def sequence_part(self) -> SequencePart | None:
+    def context_shard(self) -> ContextShard | None:
         """This rank's part of the sequences; None if it has whole sequences."""
-        group = self.sequence_group
-        return None if group is None else SequencePart(group.group_name, dist.get_rank(group), group.size())
+        group = self.context_group
+        return None if group is None else ContextShard(group.group_name, dist.get_rank(group), group.size())
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup | None:
@@ -89,7 +89,7 @@ class DistributedContext:
         return self.group("replicate") if self.layout.replicate > 1 else None
 
 
-def choose_device(config: TrainerConfig, environment: Environment) -> torch.device:
+def configure_device(config: TrainerConfig, environment: Environment) -> torch.device:
     """Return this process's GPU, or the CPU; set the number of threads and determinism.
 
     Raises InputError if the node has too few GPUs, or its GPU does not support the configured precision or
@@ -212,7 +212,7 @@ def _create_cpu_group(timeout: timedelta) -> dist.ProcessGroup:
     return group
 
 
-def _create_sequence_group(layout: Layout) -> dist.ProcessGroup | None:
+def _create_context_group(layout: Layout) -> dist.ProcessGroup | None:
     if layout.context == 1:
         return None
     group, _ = dist.new_subgroups_by_enumeration(layout.context_groups())
@@ -244,16 +244,16 @@ def build_distributed(
     mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=tuple(names))
     groups = mesh.get_all_groups()
     data = tuple(name for name in ("replicate", "shard") if sizes[name] > 1)
-    data_group = mesh.get_group(data[0]) if data else None
+    gradient_group = mesh.get_group(data[0]) if data else None
     if len(data) > 1:
-        groups.append(data_group := mesh[data]._flatten("data").get_group())
-    sequence_group = _create_sequence_group(layout)
-    groups += [sequence_group] if sequence_group is not None else []
-    experts = None
+        groups.append(gradient_group := mesh[data]._flatten("data").get_group())
+    context_group = _create_context_group(layout)
+    groups += [context_group] if context_group is not None else []
+    expert_mesh = None
     if (expert := config.parallel.expert) > 1:
-        experts = mesh["shard"]._unflatten(0, (layout.shard // expert, expert), EXPERT_DIMENSIONS)
-        experts._flatten("experts")  # for sums over all of them in one operation: norms of gradients
-        groups += experts.get_all_groups()
+        expert_mesh = mesh["shard"]._unflatten(0, (layout.shard // expert, expert), EXPERT_DIMENSIONS)
+        expert_mesh._flatten("experts")  # for sums over all of them in one operation: norms of gradients
+        groups += expert_mesh.get_all_groups()
     for group in groups:  # a mesh creates groups with torch's default of 30 minutes
         if group is not dist.group.WORLD:
             dist.set_timeout(timeout, group)
@@ -262,8 +262,8 @@ def build_distributed(
         layout=layout,
         mesh=mesh,
         checkpoint_group=checkpoint_group,
-        data_group=data_group,
+        gradient_group=gradient_group,
         control_group=control_group,
-        sequence_group=sequence_group,
-        experts=experts,
+        context_group=context_group,
+        expert_mesh=expert_mesh,
     )

@@ -45,7 +45,7 @@ def average_buffers(module: nn.Module, distributed: DistributedContext) -> None:
     """Replace running statistics, such as those of batch normalization, by their mean over the data-parallel ranks."""
     saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point() and id(buffer) in saved]
-    group = distributed.data_group
+    group = distributed.gradient_group
     for buffer in buffers if group is not None else ():
         mean = buffer.clone()  # a lost peer interrupts the operation: the buffer remains valid
         dist.all_reduce(mean, group=group)

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainer.checkpoints import Checkpoints, State
 from trainer.checkpoints.memory import open_memory_copies
-from trainer.distributed import choose_device, init_distributed
+from trainer.distributed import configure_device, init_distributed
 from trainer.evaluation import average_buffers, compute_validation_loss
 from trainer.export.final_export import export, mean_loss_of_model
 from trainer.failures.memory_snapshot import memory_snapshot
@@ -23,14 +23,14 @@ from trainer.failures.step_limit import StepLimit
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
 from trainer.garbage import collect_by_step
 from trainer.job_requests import JobRequests
-from trainer.models.experts import expert_load
+from trainer.models.experts import expert_load_imbalance
 from trainer.models.pretrained import open_model_storage
 from trainer.models.pretrained_weights import load_weights
 from trainer.optimizer import build_optimizer, learning_rate
-from trainer.parallelism import build_forward_backward, parallelize, replicate
+from trainer.parallelism import build_forward_backward, parallelize, wrap_in_ddp
 from trainer.parallelism.forward_backward import Batch
 from trainer.parallelism.gradients import global_gradient_norm
-from trainer.parallelism.parallelize import set_sequence_part
+from trainer.parallelism.parallelize import set_context_shard
 from trainer.recovery.agreement import NO_STATE
 from trainer.recovery.members import Generation, Members
 from trainer.session import Session, open_session, seed_step
@@ -55,7 +55,7 @@ def train(config: TrainerConfig, environment: Environment) -> None:
     """
     started_at = time.monotonic()
     with ExitStack() as stack:
-        device = choose_device(config, environment)
+        device = configure_device(config, environment)
         session = open_session(config, environment, device, stack)
         members = Members.of_process(environment) if config.recovery == "in_process" else None
         while True:
@@ -98,7 +98,7 @@ class Training:
         resumed_from = self._load_state(generation)
         self._open_metrics(resumed_from)
         # A GPU computes the next step while the host reads the figures of the previous one.
-        self._reads_later = reads_figures_later(config, device)
+        self._defers_reading = defers_reading_metrics(config, device)
         self._unread: StartedStep | None = None  # whose figures are not read
         self._is_save_due = session.is_saving
 
@@ -135,10 +135,10 @@ class Training:
             parallelize(self._model, config, self._distributed, session.precision)
             session.optimizer = build_optimizer(self._model, config.optimizer)
         else:
-            set_sequence_part(self._model.module, self._distributed.sequence_part)
+            set_context_shard(self._model.module, self._distributed.context_shard)
         self._parameters, self._optimizer = list(self._model.module.parameters()), session.optimizer
         self._optimizer.zero_grad()  # after a recovery they are parts of the old module
-        self._module = replicate(self._model, config, self._distributed, init_sync=init_sync)
+        self._module = wrap_in_ddp(self._model, config, self._distributed, init_sync=init_sync)
         self._forward_backward = build_forward_backward(self._module, config, self._distributed, session.precision)
         self._stack.callback(self._forward_backward.close)
         # From this point each rank has its own random numbers.
@@ -247,7 +247,7 @@ class Training:
                 scale = share * self._loss_scale.value
                 norm = global_gradient_norm(self._parameters, self._distributed.pipeline_group) / scale
             shares = self._forward_backward.expert_shares
-            load = [] if shares is None else [expert_load(shares)]
+            load = [] if shares is None else [expert_load_imbalance(shares)]
             read_figures = copy_to_host(torch.stack([loss, norm, *load]))
             if config.recovery == "in_process":
                 read_figures()  # if a rank was lost meanwhile, this step has not changed the weights
@@ -305,7 +305,7 @@ class Training:
             loss_scale=self._loss_scale.value if self._loss_scale.enabled else None,
             step_seconds=times.step,
             phase_seconds=times.phases,
-            expert_load=load[0] if load else None,
+            expert_load_imbalance=load[0] if load else None,
         )
         self._session.outcome = outcome
         self._loss_scale.update(finite=is_finite)
@@ -323,7 +323,7 @@ class Training:
         # In an outage of the storage, training does not wait for the save that is repeated.
         is_saved = is_last or flags.is_termination_requested or (self._is_save_due and not flags.is_save_retried)
         is_copied = flags.is_copy_due and not flags.is_copying
-        if self._unread is not None and (not self._reads_later or is_evaluated or is_saved or is_copied):
+        if self._unread is not None and (not self._defers_reading or is_evaluated or is_saved or is_copied):
             outcome, self._unread = self._complete_step(self._unread), None
         validation_loss = None
         if is_evaluated:
@@ -450,7 +450,7 @@ class Training:
             _log.info("done: loss %.4f -> %.4f", self._progress.first_loss, self._progress.last_loss)
 
 
-def reads_figures_later(config: TrainerConfig, device: torch.device) -> bool:
+def defers_reading_metrics(config: TrainerConfig, device: torch.device) -> bool:
     """Whether loss and norm of a step are read during the next step, so that a GPU does not wait for the host.
 
     A loss scale depends on the figures of the previous step, and a recovery in process repeats what follows a step.

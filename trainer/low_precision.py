@@ -1,5 +1,6 @@
-"""Linear layers whose matrix products have 8 or 4 bits, by torchao."""
+"""Conversion of linear layers to matrix products of FP8, MXFP8 or NVFP4 inputs, by torchao."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -8,8 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.config import LowPrecisionConfig
+from trainyard.config.training.low_precision import converted_layers
 from trainyard.config.training.models import DecoderConfig
+
+_log = logging.getLogger(__name__)
 
 # The signs of the random Hadamard transform, the same on all ranks: one vector is sufficient for all layers (NVIDIA,
 # Pretraining Large Language Models with NVFP4, arXiv 2509.25149, appendix E).
@@ -17,7 +20,10 @@ _SIGNS = (1, -1, 1, 1, -1, 1, -1, -1, 1, 1, 1, -1, -1, 1, -1, -1)
 
 
 class NVFP4Linear(nn.Linear):
-    """A linear layer whose three products have 4 bits: torchao's, without its buffers, which each rank would draw."""
+    """A linear layer with NVFP4 inputs of its three matrix products.
+
+    torchao's layer draws the signs of the Hadamard transform on each rank; here they are _SIGNS.
+    """
 
     product: Callable[..., Tensor]
 
@@ -32,21 +38,26 @@ def convert_linear_layers(blocks: dict[str, nn.Module], config: TrainerConfig, *
     Without a GPU, as in a plan, torchao computes mxfp8 in bf16, and nvfp4 is not applied: torchao has GPU kernels only.
     """
     assert isinstance(config.model, DecoderConfig), "the configuration is validated"
-    settings, tensor = config.low_precision, config.parallel.tensor
-    in_bf16 = {f"layers.{config.model.layers - 1 - number}" for number in range(settings.bf16_blocks)}
+    settings, model = config.low_precision, config.model
+    names = converted_layers(model, settings, config.parallel.tensor).keys()
+    in_bf16 = {f"layers.{model.layers - 1 - number}" for number in range(settings.bf16_blocks)}
+    count = 0
     for block_name, block in blocks.items():
         if block_name in in_bf16:
             continue
+        paths = [path for path, _ in block.named_modules() if path.rpartition(".")[2] in names]
+        count += len(paths)
         if config.precision == "float8":
-            _to_float8(block, settings, tensor)
+            _to_float8(block, paths, settings.float8_recipe)
             continue
-        layers = {name: part for name, part in block.named_modules() if _is_large(part, settings, tensor)}
-        for name, layer in layers.items():
-            assert isinstance(layer, nn.Linear), "it is large"
+        for path in paths:
+            layer = block.get_submodule(path)
+            assert isinstance(layer, nn.Linear), "converted_layers has linear layers"
             if config.precision == "mxfp8":
-                block.set_submodule(name, mxfp8_layer(layer, on_gpu=on_gpu))
+                block.set_submodule(path, mxfp8_layer(layer, on_gpu=on_gpu))
             elif on_gpu:
-                block.set_submodule(name, nvfp4_layer(layer))
+                block.set_submodule(path, nvfp4_layer(layer))
+    _log.info("precision %s: %d linear layers of %d blocks", config.precision, count, len(blocks))
 
 
 def mxfp8_layer(layer: nn.Linear, *, on_gpu: bool) -> nn.Linear:
@@ -78,7 +89,11 @@ def _with_parameters_of(layer: nn.Linear, kind: Callable[..., nn.Linear], **opti
 
 @contextmanager
 def _import_of_prototypes() -> Iterator[None]:
-    """Let torchao 0.18 import its kernels: the tuning of one has a key that is no argument, an error in triton 3.9."""
+    """Let torchao 0.18 import its kernels: the tuning of one has a key that is no argument, an error in triton 3.9.
+
+    torch warns about enums that torchao registers.
+    """
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     if find_spec("triton") is None:
         yield
         return
@@ -96,16 +111,8 @@ def _import_of_prototypes() -> Iterator[None]:
         triton.autotune = autotune
 
 
-def _to_float8(block: nn.Module, settings: LowPrecisionConfig, tensor: int) -> None:
+def _to_float8(block: nn.Module, paths: list[str], recipe: str) -> None:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    recipe = Float8LinearConfig.from_recipe_name(settings.float8_recipe)
-    convert_to_float8_training(
-        block, config=recipe, module_filter_fn=lambda module, _: _is_large(module, settings, tensor)
-    )
-
-
-def _is_large(module: nn.Module, settings: LowPrecisionConfig, tensor: int) -> bool:
-    """Whether a layer is converted. `tensor`: ranks that divide its inputs or outputs, perhaps the smaller number."""
-    features = min(module.in_features, module.out_features) if isinstance(module, nn.Linear) else 0
-    return features // tensor >= settings.minimum_features
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    convert_to_float8_training(block, config=config, module_filter_fn=lambda _, path: path in paths)

@@ -1,4 +1,4 @@
-"""Muon for sharded matrices: each matrix is gathered by one rank, which computes its update for all."""
+"""The optimizer Muon for matrices that FSDP shards: one rank gathers a gradient and computes the update."""
 
 import math
 from collections.abc import Iterator
@@ -38,15 +38,20 @@ class Muon(torch.optim.Optimizer):
         assert closure is None, "the gradients are computed before"
         (group,) = self.param_groups
         matrices = [_Matrix(parameter) for parameter in group["params"]]
-        shards = matrices[0].shards
-        assert all(matrix.shards == shards for matrix in matrices), "all matrices of a pipeline stage have one mesh"
+        shard_group = matrices[0].shard_group
+        assert all(matrix.shard_group == shard_group for matrix in matrices), (
+            "all matrices of a pipeline stage have one mesh"
+        )
         # Matrices of similar sizes are exchanged together: all ranks compute for a similar time.
         ordered = sorted(matrices, key=lambda matrix: -matrix.parameter.numel())
-        ranks = dist.get_world_size(shards) if shards is not None else 1
+        ranks = dist.get_world_size(shard_group) if shard_group is not None else 1
         for start in range(0, len(ordered), ranks):
             batch = ordered[start : start + ranks]
             momenta = [self._momentum(matrix, group["momentum"]) for matrix in batch]
-            updates = _exchanged(batch, momenta, shards) if shards is not None else [batch[0].update(momenta[0])]
+            if shard_group is None:
+                updates = [batch[0].compute_update(momenta[0])]
+            else:
+                updates = _compute_updates(batch, momenta, shard_group)
             for matrix, update in zip(batch, updates, strict=True):
                 size = UPDATE_SIZE * math.sqrt(max(matrix.parameter.shape))
                 matrix.local.mul_(1 - group["lr"] * group["weight_decay"])
@@ -74,7 +79,7 @@ class _Matrix:
         return local_tensor(self.parameter)
 
     @property
-    def shards(self) -> dist.ProcessGroup | None:
+    def shard_group(self) -> dist.ProcessGroup | None:
         """The ranks between which FSDP divides the rows; None without FSDP."""
         return next((group for name, group, _ in self._sharded() if name == "shard"), None)
 
@@ -94,15 +99,15 @@ class _Matrix:
                 shape[dim] //= dist.get_world_size(group)
         return shape[0], shape[1]
 
-    def elements(self) -> list[int]:
-        """Number of elements of each rank of `shards`, as FSDP divides the rows."""
-        assert self.shards is not None
+    def elements_per_rank(self) -> list[int]:
+        """Return the number of elements of each rank of `shard_group`, as FSDP divides the rows."""
+        assert self.shard_group is not None
         rows, columns = self.unsharded_shape()
-        ranks = dist.get_world_size(self.shards)
+        ranks = dist.get_world_size(self.shard_group)
         rows_per_rank = math.ceil(rows / ranks)
         return [min(max(rows - rank * rows_per_rank, 0), rows_per_rank) * columns for rank in range(ranks)]
 
-    def update(self, momentum: Tensor) -> Tensor:
+    def compute_update(self, momentum: Tensor) -> Tensor:
         """Return the update from the momentum, both without FSDP, (rows, columns)."""
         tensor = next(((group, dim) for name, group, dim in self._sharded() if name == "tensor"), None)
         if tensor is None:
@@ -112,29 +117,29 @@ class _Matrix:
         return whole.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)]
 
 
-def _exchanged(batch: list[_Matrix], momenta: list[Tensor], shards: dist.ProcessGroup) -> list[Tensor]:
-    """Return this rank's shards of the updates: the rank with the number of a matrix in the batch computes its update.
+def _compute_updates(batch: list[_Matrix], momenta: list[Tensor], shard_group: dist.ProcessGroup) -> list[Tensor]:
+    """Return this rank's shards of the updates: rank i of the group computes the update of matrix i of the batch.
 
     momenta: this rank's shards of them. `batch` has at most as many matrices as there are ranks.
     """
-    rank, ranks = dist.get_rank(shards), dist.get_world_size(shards)
+    rank, ranks = dist.get_rank(shard_group), dist.get_world_size(shard_group)
     sent = [shard.numel() for shard in momenta] + [0] * (ranks - len(batch))
-    received = batch[rank].elements() if rank < len(batch) else [0] * ranks
+    received = batch[rank].elements_per_rank() if rank < len(batch) else [0] * ranks
     sends = torch.cat([shard.flatten() for shard in momenta])
     momentum = sends.new_empty(sum(received))
-    dist.all_to_all_single(momentum, sends, received, sent, group=shards)
+    dist.all_to_all_single(momentum, sends, received, sent, group=shard_group)
     update = momentum
     if rank < len(batch):
-        update = batch[rank].update(momentum.view(batch[rank].unsharded_shape())).flatten()
-    dist.all_to_all_single(sends, update.contiguous(), sent, received, group=shards)
+        update = batch[rank].compute_update(momentum.view(batch[rank].unsharded_shape())).flatten()
+    dist.all_to_all_single(sends, update.contiguous(), sent, received, group=shard_group)
     parts = torch.split(sends, sent[: len(batch)])
     return [part.view_as(shard) for part, shard in zip(parts, momenta, strict=True)]
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
-    """Return the nearest orthogonal matrix to a bf16 matrix, roughly: its singular values are between 0.5 and 1.5.
+    """Return an approximation of the orthogonal matrix nearest to `matrix`, which is bf16.
 
-    The iteration of Newton-Schulz with COEFFICIENTS.
+    Its singular values are between about 0.5 and 1.5, by Newton-Schulz iterations with COEFFICIENTS.
     """
     a, b, c = COEFFICIENTS
     tall = matrix.size(0) > matrix.size(1)

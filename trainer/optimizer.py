@@ -74,11 +74,11 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
-    span = config.learning_rate - config.min_learning_rate
+    span = config.learning_rate - config.last_learning_rate
     if config.schedule == "constant":
         return config.learning_rate
     if config.schedule == "wsd":
         decay = config.decay_steps or math.ceil(steps / 10)
         return config.learning_rate - span * max(0.0, 1 - (steps - step) / decay)
     fraction = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
-    return config.min_learning_rate + span * (1 + math.cos(math.pi * fraction)) / 2
+    return config.last_learning_rate + span * (1 + math.cos(math.pi * fraction)) / 2

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.config import LOW_PRECISIONS
+from trainyard.config.training.low_precision import LOW_PRECISIONS
 
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, **dict.fromkeys(("bf16", *LOW_PRECISIONS), torch.bfloat16)}
 

@@ -39,6 +39,7 @@ PRIVATE_APIS: Mapping[str, str] = {
     "torch.distributed.distributed_c10d._world": "names of process groups, the same on new and on other ranks",
     "torch.distributed.fsdp._fully_shard._fsdp_common.FSDPMeshInfo": "experts are sharded over other ranks",
     "torch.distributed.fsdp._fully_shard._fsdp_common.ShardPlacementResult": "the same",
+    "torch.distributed.tensor.DTensor._local_tensor": "plan: a local part without another operation",
     "torch.distributed.tensor._sharding_prop.ShardingPropagator": "plan: DTensor's inference allocates nothing",
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": "the same",
     "torch.nn.Module._apply": "replaces the tensors of a module one by one",
@@ -61,4 +62,5 @@ PRIVATE_APIS: Mapping[str, str] = {
     "torch.utils._python_dispatch._disable_current_modes": "plan: meshes are created with values",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": "recognizes quantized weights",
     "torch.utils._pytree.tree_leaves": "plan: the tensors of nested arguments",
+    "transformers.PreTrainedModel._from_config": "small models of rehearsals: a class that config.json names",
 }

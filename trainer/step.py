@@ -42,14 +42,14 @@ class StepOutcome:
     loss_scale: float | None
     step_seconds: float
     phase_seconds: Mapping[str, float]
-    expert_load: float | None = None  # None without experts
+    expert_load_imbalance: float | None = None  # None without experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartedStep:
     """A step that the device may not have completed. `read_figures` returns mean loss and norm of the gradients.
 
-    With experts a third figure is their `expert_load`.
+    With experts a third figure is their `expert_load_imbalance`.
     """
 
     step: int

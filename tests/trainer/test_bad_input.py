@@ -51,8 +51,9 @@ def split(**parallel: Any) -> dict[str, Any]:
     return {"parallel": parallel}
 
 
-FLOAT8 = {"precision": "float8"}
-EXPERTS = {"architecture": "qwen3_moe", "experts": 6, "experts_per_token": 2, "expert_size": 32}
+SMALL = {"low_precision": {"minimum_features": 8}}
+FLOAT8 = {"precision": "float8", **SMALL}
+EXPERTS = {"architecture": "qwen3_moe", "experts": 6, "experts_per_token": 2, "expert_intermediate_size": 32}
 MISTAKES = {
     # The file.
     "not JSON": Mistake("invalid_json", "--config", text="{not json"),
@@ -65,7 +66,9 @@ MISTAKES = {
     "an old key": Mistake("extra_forbidden", "config.checkpoint_every", {"checkpoint_every": 5}),
     "an unknown precision": Mistake("literal_error", "config.precision", {"precision": "int4"}),
     "a minimum learning rate above the maximum": Mistake(
-        "learning_rate_below_minimum", "config.optimizer", {"optimizer": {"learning_rate": 1e-5}}
+        "learning_rate_below_minimum",
+        "config.optimizer",
+        {"optimizer": {"learning_rate": 1e-5, "min_learning_rate": 1e-4}},
     ),
     "asynchronous tensor parallelism without ranks": Mistake(
         "async_tensor_without_effect", "config", split(async_tensor=True)
@@ -81,6 +84,14 @@ MISTAKES = {
     ),
     "float8 of a part of few tokens": Mistake(
         "low_precision_unaligned_sizes", "config", shape(sequence_length=24) | split(context=2) | FLOAT8
+    ),
+    "float8 of layers that are too small": Mistake(
+        "low_precision_without_effect", "config", shape() | {"precision": "float8"}
+    ),
+    "float8 of no block": Mistake(
+        "low_precision_without_effect",
+        "config",
+        shape() | FLOAT8 | {"low_precision": {"minimum_features": 8, "bf16_blocks": 2}},
     ),
     "muon of images": Mistake("muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(kind="images")),
     "a beta of one": Mistake("less_than", "config.optimizer.beta2", {"optimizer": {"beta2": 1}}),
@@ -138,14 +149,16 @@ MISTAKES = {
     "more experts per token than experts": Mistake(
         "too_many_experts_per_token", "config.model", shape(**EXPERTS | {"experts_per_token": 7})
     ),
-    "experts of an odd size": Mistake("unaligned_experts", "config.model", shape(**EXPERTS | {"expert_size": 12})),
+    "experts of an odd size": Mistake(
+        "unaligned_experts", "config.model", shape(**EXPERTS | {"expert_intermediate_size": 12})
+    ),
     "experts in float8": Mistake("experts_unsupported", "config", shape(**EXPERTS) | FLOAT8),
     "mxfp8 with ddp": Mistake("low_precision_unsupported", "config", shape() | {"precision": "mxfp8"}),
     "nvfp4 with tensor parallelism": Mistake(
         "low_precision_unsupported", "config", shape() | split(tensor=2, data="fsdp") | {"precision": "nvfp4"}
     ),
     "nvfp4 of small sizes": Mistake(
-        "low_precision_unaligned_sizes", "config", shape() | split(data="fsdp") | {"precision": "nvfp4"}
+        "low_precision_unaligned_sizes", "config", shape() | split(data="fsdp") | SMALL | {"precision": "nvfp4"}
     ),
     "int8 weights of experts": Mistake(
         "experts_unsupported", "config", shape(**EXPERTS) | {"checkpoint": {"export": ["int8"]}}
@@ -154,6 +167,9 @@ MISTAKES = {
         "experts_unsupported", "config", shape(**EXPERTS, path="/m", weights=True) | {"lora": {"targets": ["up_proj"]}}
     ),
     # The ranks.
+    "weights that no layout frees": Mistake(
+        "reshard_without_effect", "config.parallel.reshard_after_forward", split(reshard_after_forward=False)
+    ),
     "a pipeline of experts": Mistake(
         "parallelism_unsupported_by_experts",
         "config.parallel.pipeline",

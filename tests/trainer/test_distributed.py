@@ -7,8 +7,9 @@ import torch
 
 from tests.problems import rejects
 from tests.trainer.conftest import tiny
-from trainer.distributed import choose_device
+from trainer.distributed import configure_device
 from trainer.settings import Environment
+from trainyard.config.training import TrainerConfig
 
 
 @pytest.fixture
@@ -27,9 +28,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_unsupported_precision_is_rejected_and_fp16_suggested(
     gpu: pytest.MonkeyPatch, alone: Environment, precision: str
 ) -> None:
-    config = tiny(precision=precision, model={"dim": 32, "heads": 2, "kv_heads": 2, "intermediate_size": 32})
+    config = tiny(precision=precision, low_precision={"minimum_features": 16})
     with rejects("precision_unsupported", precision, "Tesla T4 of compute capability 7.5", "fp16"):
-        choose_device(config, alone)
+        configure_device(config, alone)
+
+
+def blackwell_config(precision: str) -> TrainerConfig:
+    model = {"dim": 128, "heads": 1, "kv_heads": 1, "intermediate_size": 128, "sequence_length": 128}
+    low_precision = {"minimum_features": 128}
+    return tiny(precision=precision, model=model, parallel={"data": "fsdp"}, low_precision=low_precision)
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
@@ -37,19 +44,27 @@ def test_precisions_of_blackwell_are_rejected_on_hopper(
     gpu: pytest.MonkeyPatch, alone: Environment, precision: str
 ) -> None:
     gpu.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    model = {"dim": 128, "heads": 1, "kv_heads": 1, "intermediate_size": 128, "sequence_length": 128}
     with rejects("precision_unsupported", precision, "compute capability 10.x", "Set it to float8"):
-        choose_device(tiny(precision=precision, model=model, parallel={"data": "fsdp"}), alone)
+        configure_device(blackwell_config(precision), alone)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("capability", [(10, 0), (10, 3)])  # B200, B300
+def test_precisions_of_blackwell_are_accepted_on_blackwell(
+    gpu: pytest.MonkeyPatch, alone: Environment, precision: str, capability: tuple[int, int]
+) -> None:
+    gpu.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert configure_device(blackwell_config(precision), alone) == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_supported_precision_uses_the_gpu(gpu: pytest.MonkeyPatch, alone: Environment, precision: str) -> None:
-    assert choose_device(tiny(precision=precision), alone) == torch.device("cuda", 0)
+    assert configure_device(tiny(precision=precision), alone) == torch.device("cuda", 0)
 
 
 def test_bf16_is_accepted_from_compute_capability_8_0(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
     gpu.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    choose_device(tiny(precision="bf16"), alone)
+    configure_device(tiny(precision="bf16"), alone)
 
 
 ASYNC_TENSOR = {"parallel": {"tensor": 2, "async_tensor": True}}
@@ -60,21 +75,21 @@ def test_asynchronous_tensor_parallelism_is_rejected_without_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with rejects("async_tensor_unsupported", "config.parallel.async_tensor", "no GPU", "Remove it"):
-        choose_device(tiny(**ASYNC_TENSOR), alone)
+        configure_device(tiny(**ASYNC_TENSOR), alone)
 
 
 def test_asynchronous_tensor_parallelism_is_rejected_on_amd_gpus(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
     gpu.setattr(torch.version, "hip", "7.0")
     with rejects("async_tensor_unsupported", "config.parallel.async_tensor", "Remove it"):
-        choose_device(tiny(**ASYNC_TENSOR), alone)
+        configure_device(tiny(**ASYNC_TENSOR), alone)
 
 
 def test_asynchronous_tensor_parallelism_is_accepted_on_nvidia_gpus(
     gpu: pytest.MonkeyPatch, alone: Environment
 ) -> None:
-    assert choose_device(tiny(**ASYNC_TENSOR), alone) == torch.device("cuda", 0)
+    assert configure_device(tiny(**ASYNC_TENSOR), alone) == torch.device("cuda", 0)
 
 
 def test_more_processes_than_gpus_are_rejected(gpu: pytest.MonkeyPatch, alone: Environment) -> None:
     with rejects("gpu_per_process_missing", "1 GPUs"):
-        choose_device(tiny(precision="fp16"), replace(alone, local_rank=1))
+        configure_device(tiny(precision="fp16"), replace(alone, local_rank=1))

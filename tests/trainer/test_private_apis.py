@@ -14,9 +14,11 @@ from trainer.private_apis import PRIVATE_APIS
 
 LIBRARIES = ("torch", "s3torchconnector", "torchao", "torchdata", "torchvision", "transformers")
 
-# Private methods that the trainer calls on objects of libraries.
+# Private attributes of objects of libraries that the trainer uses.
 METHODS = {
     "_apply": "torch.nn.Module._apply",
+    "_from_config": "transformers.PreTrainedModel._from_config",
+    "_local_tensor": "torch.distributed.tensor.DTensor._local_tensor",
     "_flatten": "torch.distributed.device_mesh.DeviceMesh._flatten",
     "_unflatten": "torch.distributed.device_mesh.DeviceMesh._unflatten",
 }
@@ -67,6 +69,26 @@ def private_names(file: Path) -> Iterator[str]:
             yield name
 
 
+def private_attributes(files: list[Path]) -> tuple[set[str], set[str]]:
+    """Return the private attributes that classes of the files define, and those that the files use of other objects."""
+    defined: set[str] = set()
+    used: set[str] = set()
+    for tree in (ast.parse(file.read_text()) for file in files):
+        names = dict(imports(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                defined.add(node.target.id)
+            elif isinstance(node, ast.Attribute) and is_private(node.attr):
+                is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                if is_own:
+                    defined.add(node.attr)
+                elif full_name(node, names) is None and ast.unparse(node) != "os._exit":
+                    used.add(node.attr)
+    return defined, used
+
+
 USED = {name for file in (ROOT / "trainer").rglob("*.py") for name in private_names(file)}
 
 
@@ -85,6 +107,11 @@ def test_used_names_are_listed() -> None:
 
 def test_listed_names_are_used() -> None:
     assert PRIVATE_APIS.keys() <= USED
+
+
+def test_private_attributes_of_objects_are_listed() -> None:
+    defined, used = private_attributes(list((ROOT / "trainer").rglob("*.py")))
+    assert used - defined == METHODS.keys() - {"_apply"}  # a class of the trainer has that method
 
 
 def test_names_are_in_order() -> None:

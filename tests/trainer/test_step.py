@@ -12,7 +12,7 @@ from torch import nn
 import trainer.loop
 from tests.trainer.conftest import tiny
 from trainer.checkpoints import Checkpoints, Progress
-from trainer.loop import reads_figures_later, train
+from trainer.loop import defers_reading_metrics, train
 from trainer.settings import Environment
 from trainer.step import StepFlags, StepOutcome, update_weights
 from trainer.telemetry.metrics import Metrics
@@ -62,7 +62,7 @@ def test_a_step_that_is_not_finite_changes_nothing(layer: nn.Linear, loss: float
     ],
 )
 def test_figures_are_read_later_on_gpus(device: str, changes: dict[str, Any], expected: bool) -> None:
-    assert reads_figures_later(tiny(**changes), torch.device(device)) is expected
+    assert defers_reading_metrics(tiny(**changes), torch.device(device)) is expected
 
 
 def lines(environment: Environment) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def test_metrics_are_those_of_their_steps(
     alone: Environment, monkeypatch: pytest.MonkeyPatch, reads_later: bool
 ) -> None:
     """Also if the host reads them during the next step; a checkpoint contains the loss of its step."""
-    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: reads_later)
+    monkeypatch.setattr(trainer.loop, "defers_reading_metrics", lambda *_: reads_later)
     saved = record_saves(monkeypatch)
     train(tiny(steps=7, checkpoint={"interval_steps": 3}, evaluation={"interval_steps": 2}), alone)
     written = lines(alone)
@@ -110,7 +110,7 @@ def delay_saves(monkeypatch: pytest.MonkeyPatch, last_step: int) -> None:
 
 
 def test_a_delayed_save_contains_the_loss_of_its_step(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: True)
+    monkeypatch.setattr(trainer.loop, "defers_reading_metrics", lambda *_: True)
     delay_saves(monkeypatch, 4)
     saved = record_saves(monkeypatch)
     train(tiny(steps=8, checkpoint={"interval_steps": 3}, evaluation={"interval_steps": 20}), alone)
@@ -120,7 +120,7 @@ def test_a_delayed_save_contains_the_loss_of_its_step(alone: Environment, monkey
 
 def test_no_step_is_waited_for_while_saves_are_delayed(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save is due at each of these steps."""
-    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: True)
+    monkeypatch.setattr(trainer.loop, "defers_reading_metrics", lambda *_: True)
     delay_saves(monkeypatch, 100)
     newest: list[int] = []
     record_step = Metrics.record_step
@@ -147,7 +147,7 @@ def test_losses_do_not_depend_on_when_they_are_read(
     losses = []
     for reads_later in (False, True):
         folder = tmp_path_factory.mktemp("run")
-        monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_, value=reads_later: value)
+        monkeypatch.setattr(trainer.loop, "defers_reading_metrics", lambda *_, value=reads_later: value)
         environment = replace(
             alone,
             metrics_dir=folder / "metrics",
@@ -160,7 +160,7 @@ def test_losses_do_not_depend_on_when_they_are_read(
 
 
 def test_a_divergence_that_is_read_later_ends_the_job(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.loop, "reads_figures_later", lambda *_: True)
+    monkeypatch.setattr(trainer.loop, "defers_reading_metrics", lambda *_: True)
     optimizer = {"learning_rate": 1e30, "min_learning_rate": 0.0, "warmup_steps": 0, "clip_norm": 1e30}
     with pytest.raises(FloatingPointError, match="training has diverged"):
         train(tiny(steps=20, precision="fp32", optimizer=optimizer, evaluation={"interval_steps": 20}), alone)

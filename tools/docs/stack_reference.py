@@ -16,13 +16,14 @@ _INTRO = f"""# Stack reference
 
 Every key of `{CONFIG_KEY}` in the stack file `Pulumi.<stack>.yaml`. Unknown keys are refused.
 `python -m tools.docs.stack_reference > docs/stack-reference.md` generates this page from `trainyard/config/settings/`.
+A key without a value, or with `null`, is not set.
 """
 
 
 def type_text(annotation: Any) -> str:
     """Return the type of a field as text."""
     if annotation is NoneType:
-        return "none"
+        return "null"
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_text(args[0])
@@ -49,7 +50,7 @@ def default_text(field: FieldInfo) -> str:
         return f"`{str(field.default).lower()}`"
     if isinstance(field.default, tuple):
         return f"`{list(field.default)}`"
-    return "none" if field.default is None else f"`{field.default}`"
+    return "`null`" if field.default is None else f"`{field.default}`"
 
 
 def rows(model: type[BaseModel], prefix: str = "", kind: str = "") -> list[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainer.data.images import ImageSamples
 
 MAX_IMAGE_WORKERS = 12  # of a rank
+HELD_OUT_IMAGE_WORKERS = 2
 _PREFETCH_SHARE = 0.8  # of a node's cache; the rest is for shards in use and for other jobs
 
 
@@ -69,8 +70,10 @@ class Data:
                 samples.counts, seed=config.seed, streams=config.data.streams, block=config.shuffle_block_samples
             )
             workers = config.data.workers
-            if workers is None:
-                workers = 0 if isinstance(samples, TokenSamples) else image_workers(environment.local_world_size)
+            if workers is None and isinstance(samples, TokenSamples):
+                workers = 0
+            elif workers is None:
+                workers = image_workers(environment.local_world_size) if augment else HELD_OUT_IMAGE_WORKERS
             batches = {"rank": rank, "ranks": ranks, "micro_batch": config.micro_batch_size}
             loader = Loader(samples, order, **batches, prefetch=config.data.prefetch, workers=workers)
             splits.append((order, loader))

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
+from trainer.models.context_parallel import ContextShard
 from trainer.models.documents import attention_masks
-from trainer.models.experts import MATRICES, ExpertLayer, Experts, add_balance_gradient
+from trainer.models.experts import MATRICES, ExpertLayer, Experts, add_gradient, load_balancing_loss
 from trainer.models.lora import initialize_adapter
 from trainer.models.loss import next_token_loss, target_share
-from trainer.models.sequence_part import SequencePart
 from trainyard.config.training.models import DecoderConfig, RopeScaling
 
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
     With tensor parallelism a rank's projections hold a part of the heads: their number follows from the outputs.
     """
 
-    sequence_part: SequencePart | None = None  # of this rank, with context parallelism
+    context_shard: ContextShard | None = None  # of this rank, with context parallelism
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -85,21 +85,21 @@ class Attention(nn.Module):
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotate(queries.transpose(1, 2), table), rotate(keys.transpose(1, 2), table)
         values = values.transpose(1, 2)
-        if self.sequence_part is None:
+        if self.context_shard is None:
             mixed = _attend(queries, keys, values, masks[0])
         else:
-            mixed = _attend_to_all_ranks(queries, keys, values, masks, self.sequence_part)
+            mixed = _attend_to_all_ranks(queries, keys, values, masks, self.context_shard)
         projected: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return projected
 
 
 def _attend_to_all_ranks(
-    queries: Tensor, keys: Tensor, values: Tensor, masks: Sequence[Tensor | None], part: SequencePart
+    queries: Tensor, keys: Tensor, values: Tensor, masks: Sequence[Tensor | None], shard: ContextShard
 ) -> Tensor:
-    """Return the attention of this rank's part of the sequences. Arguments and result are those of `_attend`."""
-    keys, values = part.gather(torch.stack([keys.to(values.dtype), values]))
+    """Return the attention of this rank's shard of the sequences. Arguments and result are those of `_attend`."""
+    keys, values = shard.gather(torch.stack([keys.to(values.dtype), values]))
     outputs = []
-    for rows, mask, (_, stop) in zip(queries.chunk(2, 2), masks, part.chunks(keys.size(2)), strict=True):
+    for rows, mask, (_, stop) in zip(queries.chunk(2, 2), masks, shard.chunks(keys.size(2)), strict=True):
         outputs.append(_attend(rows, keys[:, :, :stop], values[:, :, :stop], mask))
     return torch.cat(outputs, 2)
 
@@ -189,7 +189,7 @@ class Decoder(nn.Module):
     """
 
     table: Tensor
-    sequence_part: SequencePart | None = None  # of this rank, with context parallelism
+    context_shard: ContextShard | None = None  # of this rank, with context parallelism
     expert_shares: Tensor | None = None  # (layers, experts): shares of the rows of the last micro-batch in training
 
     def __init__(
@@ -220,11 +220,11 @@ class Decoder(nn.Module):
         With context parallelism all ranks get the same whole sequences; the output is of this rank's part.
         """
         length = x.size(1) if self.first else self.config.sequence_length  # x may have a part of it
-        part, table = self.sequence_part, self.table
+        shard, table = self.context_shard, self.table
         chunks: tuple[tuple[int, int], ...] = ((0, length),)
-        if part is not None:
-            table, chunks = part.take(table[:, :length], 1), part.chunks(length)
-            x = part.take(x, 1) if self.first else x
+        if shard is not None:
+            table, chunks = shard.take(table[:, :length], 1), shard.chunks(length)
+            x = shard.take(x, 1) if self.first else x
         if self.first:
             x = self.embed_tokens(x)
         masks = attention_masks(cu_seqlens, x, length, chunks, self.config.head_size)
@@ -237,17 +237,17 @@ class Decoder(nn.Module):
         if not self.last:
             return x
         x = self.norm(x)
-        targets = part.take(successors, 1) if part is not None and successors is not None else successors
+        targets = shard.take(successors, 1) if shard is not None and successors is not None else successors
         if not self.config.tie_embeddings:
             output: Tensor = self.lm_head(x, targets, *self._loss_options)
         else:
             output = output_of(x, self.embed_tokens.weight, targets, *self._loss_options)
-        return self._balanced(output, shares, successors)
+        return self._with_load_balancing(output, shares, successors)
 
-    def _balanced(self, output: Tensor, shares: list[Tensor], successors: Tensor | None) -> Tensor:
-        """Return the output. In training of a model with experts the loss has the gradient of the balance loss, too.
+    def _with_load_balancing(self, output: Tensor, shares: list[Tensor], successors: Tensor | None) -> Tensor:
+        """Return the output. In training with experts it has the gradient of the auxiliary load-balancing loss, too.
 
-        Gradients are divided by the mean of `target_share` over all micro-batches, so the balance loss is multiplied by
+        Gradients are divided by the mean of `target_share` over all micro-batches, so that loss is multiplied by
         the micro-batch's own share: its mean over the micro-batches is weighted as that of their losses. With context
         parallelism the mean of the ranks' probabilities has the gradient, so that only the other shares are summed.
         """
@@ -255,10 +255,11 @@ class Decoder(nn.Module):
             return output
         rows, probabilities = torch.stack(shares).unbind(1)
         self.expert_shares = rows.detach()
-        if self.sequence_part is not None:
-            rows = self.sequence_part.mean(self.expert_shares)
-        factor = self.config.router_balance * target_share(successors)
-        return add_balance_gradient(output, rows, probabilities, factor)
+        if self.context_shard is not None:
+            rows = self.context_shard.mean(self.expert_shares)
+        assert self.config.experts_per_token is not None
+        balance = load_balancing_loss(rows, probabilities, self.config.experts_per_token)
+        return add_gradient(output, self.config.router_aux_loss_coef * target_share(successors) * balance)
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""

@@ -1,7 +1,7 @@
 """Mixture of experts: a router assigns each token to some of a layer's feed-forward networks, the experts.
 
-No token is dropped: an expert has no capacity. The layer and the names of its submodules are those of Qwen3-MoE in
-transformers, with the weights of all experts in one parameter each.
+No token is dropped: an expert has no capacity limit (dropless). The layer and the names of its submodules are those of
+Qwen3-MoE in transformers, with the weights of all experts in one parameter each.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Exchange = Callable[[Tensor, Tensor, Compute], Tensor]
 
 
 class Experts(nn.Module):
-    """Feed-forward networks with SwiGLU activation: each weight has those of all experts, (experts, outputs, inputs).
+    """The feed-forward networks of a layer, with SwiGLU: a weight is (experts, outputs, inputs).
 
     With expert parallelism a rank's parameters have the weights of its experts, and `exchange` is set.
     """
@@ -29,11 +29,11 @@ class Experts(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         assert config.experts is not None
-        assert config.expert_size is not None
-        inner = (config.experts, config.expert_size, config.dim)
+        assert config.expert_intermediate_size is not None
+        inner = (config.experts, config.expert_intermediate_size, config.dim)
         self.gate_proj = nn.Parameter(torch.empty(inner))
         self.up_proj = nn.Parameter(torch.empty(inner))
-        self.down_proj = nn.Parameter(torch.empty(config.experts, config.dim, config.expert_size))
+        self.down_proj = nn.Parameter(torch.empty(config.experts, config.dim, config.expert_intermediate_size))
         self.exchange: Exchange | None = None
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def expert_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
     rows: (rows, inputs), weights: (experts, outputs, inputs), counts: (experts,), result: (rows, outputs).
     """
-    converted: Tensor = _OfUsedExperts.apply(weights.to(rows.dtype), counts)  # autocast does not convert them
+    converted: Tensor = _ZeroUnusedGradients.apply(weights.to(rows.dtype), counts)  # autocast does not convert them
     return functional.grouped_mm(rows, converted.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
 
 
@@ -82,8 +82,8 @@ class ExpertLayer(nn.Module):
         experts, order = chosen.flatten().sort(stable=True)
         position = order.argsort()
         counts = self._count(experts)
-        rows = ordered_rows(tokens, order // self._per_token, position, self._per_token)
-        results = ordered_rows(self.experts(rows, counts), position, order)
+        rows = permute_rows(tokens, order // self._per_token, position, self._per_token)
+        results = permute_rows(self.experts(rows, counts), position, order)
         results = results.view(len(tokens), self._per_token, -1)
         output = torch.bmm(weights.to(results.dtype).unsqueeze(1), results)
         return output.view_as(x), routing_shares(counts, probabilities)
@@ -103,24 +103,23 @@ def routing_shares(counts: Tensor, probabilities: Tensor) -> Tensor:
     return torch.stack([counts / counts.sum(), probabilities.mean(0)])
 
 
-def add_balance_gradient(loss: Tensor, rows: Tensor, probabilities: Tensor, factor: Tensor) -> Tensor:
-    """Return `loss` unchanged, with the gradient of `factor` times the `balance_loss`. factor: scalar."""
-    balance = factor * balance_loss(rows, probabilities)
-    return loss + (balance - balance.detach())
+def add_gradient(loss: Tensor, auxiliary: Tensor) -> Tensor:
+    """Return `loss` unchanged, with the gradient of `loss` plus `auxiliary`."""
+    return loss + (auxiliary - auxiliary.detach())
 
 
-def balance_loss(rows: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the sum over layers of N sum_i f_i P_i for N experts: 1 for each layer whose experts have equal shares.
+def load_balancing_loss(rows: Tensor, probabilities: Tensor, experts_per_token: int) -> Tensor:
+    """Return the mean over layers of k N sum_i f_i P_i for N experts, of which each token has k.
 
-    rows: (layers, experts), f; probabilities: (layers, experts), P: those of `routing_shares`. Source: Fedus et al.,
-    Switch Transformer, arXiv 2101.03961, equation 4, with the share of the assignments in place of that of the tokens,
-    as each token has several experts.
+    It is k if all experts have equal shares. rows: (layers, experts), f; probabilities: (layers, experts), P: those of
+    `routing_shares`. Source: Fedus et al., Switch Transformer, arXiv 2101.03961, equation 4. The factor k is that of
+    transformers, which has f of each choice; it multiplies the means of f and P over layers, not their products.
     """
-    return rows.size(-1) * (rows * probabilities).sum()
+    return experts_per_token * rows.size(-1) * (rows * probabilities).sum(-1).mean()
 
 
-def expert_load(shares: Tensor) -> Tensor:
-    """Return the largest share of an expert over the mean share, of the layer where this is largest: 1 is balanced.
+def expert_load_imbalance(shares: Tensor) -> Tensor:
+    """Return the largest share of an expert over the mean share, in the layer where it is largest: 1 if balanced.
 
     shares: (layers, experts): shares of the rows of this rank, which is changed to those of all ranks.
     """
@@ -134,13 +133,13 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter if to_local is None else to_local()
 
 
-def ordered_rows(x: Tensor, index: Tensor, position: Tensor, copies: int = 1) -> Tensor:
+def permute_rows(x: Tensor, index: Tensor, position: Tensor, copies: int = 1) -> Tensor:
     """Return x[index], which has `copies` copies of each row. position: for the copies of each row, where they are."""
-    rows: Tensor = _OrderedRows.apply(x, index, position, copies)
+    rows: Tensor = _PermuteRows.apply(x, index, position, copies)
     return rows
 
 
-class _OfUsedExperts(torch.autograd.Function):
+class _ZeroUnusedGradients(torch.autograd.Function):
     """The gradient of the weights is 0 for experts without rows, for which torch's product may not write it.
 
     On Blackwell GPUs it has arbitrary values there: github.com/pytorch/pytorch/issues/172439.
@@ -157,7 +156,7 @@ class _OfUsedExperts(torch.autograd.Function):
         return gradients[0].masked_fill((counts == 0).view(-1, 1, 1), 0), None
 
 
-class _OrderedRows(torch.autograd.Function):
+class _PermuteRows(torch.autograd.Function):
     """The backward pass sums the gradients of copies without atomic operations: it is deterministic on GPUs, too.
 
     It also rounds a 16-bit sum once, not with each of its terms.

@@ -18,10 +18,11 @@ PATH_KEY = "config.model.path"
 # By architecture: its name in the class of transformers.
 _NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
 # Settings of DecoderConfig -> their names in config.json.
+_BALANCE = "router_aux_loss_coef"  # the same key in config.json and here
 _EXPERT_KEYS = {
     "experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
-    "expert_size": "moe_intermediate_size",
+    "expert_intermediate_size": "moe_intermediate_size",
 }
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
@@ -95,7 +96,8 @@ def decoder_settings(config: dict[str, Any], location: str, length: int) -> dict
     architecture = config.get("model_type")
     if architecture not in _NAMES:
         computed = " and ".join(", ".join(_NAMES).rsplit(", ", 1))
-        reason = f"is a model of type {architecture}, and the built-in decoder computes {computed}"
+        fact = f"its {CONFIG} has no model_type" if architecture is None else f"is a model of type {architecture}"
+        reason = f"{fact}, and the built-in decoder computes {computed}"
         raise _error(location, reason, "Set kind: hugging_face", "model_type_unsupported")
     try:
         parsed = CONFIG_MAPPING[architecture].from_dict(config)
@@ -144,6 +146,7 @@ def decoder_settings(config: dict[str, Any], location: str, length: int) -> dict
         "norm_eps": parsed.rms_norm_eps,
         "tie_embeddings": parsed.tie_word_embeddings,
         **({key: getattr(parsed, name) for key, name in _EXPERT_KEYS.items()} if architecture == "qwen3_moe" else {}),
+        **({_BALANCE: parsed.router_aux_loss_coef} if architecture == "qwen3_moe" else {}),
     }
 
 
@@ -170,12 +173,13 @@ def resolve_decoder(model: DecoderConfig) -> DecoderConfig:
             "Remove it, or set another path",
             "model_shape_mismatch",
         )
-        for key in sorted(model.model_fields_set & shape.keys())
+        for key in sorted(model.model_fields_set & shape.keys() - {_BALANCE})
         if (value := getattr(model, key)) != getattr(resolved, key) and (key != "head_dim" or value is not None)
     ]
     if problems:
         raise InputError(problems)
-    kept = {"router_balance": model.router_balance} if "router_balance" in model.model_fields_set else {}
+    # Not of the shape: a job may have another coefficient than the pretraining of the model.
+    kept = {_BALANCE: model.router_aux_loss_coef} if _BALANCE in model.model_fields_set else {}
     return resolved.model_copy(update={"weights": model.weights, **kept})
 
 
@@ -215,7 +219,7 @@ def transformers_config(model: DecoderConfig, special_tokens: dict[str, int | No
     if model.architecture == "qwen3_moe":
         config |= {name: getattr(model, key) for key, name in _EXPERT_KEYS.items()}
         config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-        config["router_aux_loss_coef"] = model.router_balance
+        config[_BALANCE] = model.router_aux_loss_coef
     return config
 
 

@@ -12,9 +12,11 @@ Blocks in an nn.ModuleList or nn.Sequential are the units of FSDP, compilation a
 """
 
 import inspect
+import traceback
 from collections import Counter
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,8 +37,12 @@ def build_custom_model(config: CustomModelConfig) -> Model:
         inspect.signature(model_class).bind(**sizes, **config.settings)
         module = model_class(**sizes, **config.settings)
     except (TypeError, ValueError) as error:
-        reason = f"{model_class.__name__} rejects them: {_text(error)}"
-        raise setting_error("settings", config.settings, reason, "Correct them", "model_settings_rejected") from error
+        # The innermost frame: an error in the code of the class is no wrong setting.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{model_class.__name__} rejects them: {_text(error)} ({Path(frame.filename).name}:{frame.lineno})"
+        raise setting_error(
+            "settings", config.settings, reason, "Correct them, or the class", "model_settings_rejected"
+        ) from error
     module.register_forward_hook(_require_loss)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     uses = Counter(id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False))

@@ -8,11 +8,11 @@ from trainer.parallelism.forward_backward import (
     ForwardBackward,
     PipelinedForwardBackward,
 )
-from trainer.parallelism.parallelize import parallelize, replicate
+from trainer.parallelism.parallelize import parallelize, wrap_in_ddp
 from trainer.precision import Precision
 from trainyard.config.training import TrainerConfig
 
-__all__ = ["ForwardBackward", "build_forward_backward", "parallelize", "replicate"]
+__all__ = ["ForwardBackward", "build_forward_backward", "parallelize", "wrap_in_ddp"]
 
 
 def build_forward_backward(

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from trainer.models.experts import MATRICES, Compute, ExpertLayer, ordered_rows
+from trainer.models.experts import MATRICES, Compute, ExpertLayer, permute_rows
 
 
 def distribute_experts(block: nn.Module, mesh: DeviceMesh) -> None:
@@ -69,17 +69,17 @@ class TokenExchange:
         The arguments are those of `Experts.forward`; `compute` is called with the rows for the experts of this rank.
         """
         received_counts = all_to_all_single(counts, None, None, self.group)  # by rank, then by expert
-        sent, received = row_numbers(len(rows), counts, received_counts, self.group.size())
+        sent, received = row_counts_by_rank(len(rows), counts, received_counts, self.group.size())
         arrived = all_to_all_single(rows, received, sent, self.group)
         by_rank = received_counts.view(self.group.size(), -1)
         experts = torch.arange(by_rank.size(1), device=rows.device).repeat(len(by_rank))
         order = experts.repeat_interleave(received_counts, output_size=len(arrived)).argsort(stable=True)
         position = order.argsort()
-        results = compute(ordered_rows(arrived, order, position), by_rank.sum(0, dtype=torch.int32))
-        return all_to_all_single(ordered_rows(results, position, order), sent, received, self.group)
+        results = compute(permute_rows(arrived, order, position), by_rank.sum(0, dtype=torch.int32))
+        return all_to_all_single(permute_rows(results, position, order), sent, received, self.group)
 
 
-def row_numbers(rows: int, counts: Tensor, received_counts: Tensor, ranks: int) -> tuple[list[int], list[int]]:
+def row_counts_by_rank(rows: int, counts: Tensor, received_counts: Tensor, ranks: int) -> tuple[list[int], list[int]]:
     """Return the numbers of rows to each rank of a group and from each: torch needs them on the host, which waits.
 
     rows: their sum, before the exchange.

@@ -17,6 +17,7 @@ from trainer.distributed import DistributedContext
 from trainer.models.decoder import Decoder, stages_of
 from trainer.models.loss import target_share
 from trainer.parallelism.gradient_wait import GradientWait
+from trainer.parallelism.gradients import require_gradients
 from trainer.precision import Precision
 from trainer.telemetry.timing import StepTimer
 from trainyard.config.training import TrainerConfig
@@ -60,9 +61,9 @@ class ForwardBackward(ABC):
 class AccumulatedForwardBackward(ForwardBackward):
     """Gradient accumulation: micro-batches run one after the other.
 
-    DistributedDataParallel sums gradients over the ranks after the last micro-batch. FSDP scatters those of each
-    micro-batch, so that a rank has the sums of its shards only; groups of shards are summed after the last.
-    `reduces_per_step`: FSDP accumulates whole gradients on each rank, and scatters them after the last micro-batch.
+    DistributedDataParallel all-reduces gradients after the last micro-batch. FSDP reduce-scatters those of each
+    micro-batch, so that a rank has the sums of its shards only; HSDP all-reduces them after the last.
+    `reduces_per_step`: FSDP accumulates unsharded gradients on each rank, and reduce-scatters them after the last.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AccumulatedForwardBackward(ForwardBackward):
         self._device, self._count = distributed.device, distributed.layout.accumulation
         self.measures_waiting = isinstance(module, DistributedDataParallel) and distributed.layout.tensor == 1
         self._gradient_wait = GradientWait(module) if self.measures_waiting else None
+        self._has_gradients = False  # whether all parameters had one in a step
 
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
         """Run one step's micro-batches and return their loss and share."""
@@ -91,6 +93,9 @@ class AccumulatedForwardBackward(ForwardBackward):
             total += torch.stack([loss.detach(), target_share(inputs[1]) / self._count])
             if isinstance(self._plain_module, Decoder) and self._plain_module.expert_shares is not None:
                 shares.append(self._plain_module.expert_shares)
+        if not self._has_gradients:
+            require_gradients(self._plain_module)
+            self._has_gradients = True
         self.expert_shares = torch.stack(shares).mean(0) if shares else None
         return total
 
@@ -104,6 +109,7 @@ class AccumulatedForwardBackward(ForwardBackward):
             with self._precision.autocast():
                 loss = self._module(*_to_device(batch, self._device))
             loss.backward()
+            require_gradients(self._plain_module)
             for buffer, value in zip(self._module.buffers(), before, strict=True):
                 buffer.copy_(value)
 

@@ -1,5 +1,6 @@
 """Norm and scaling of all gradients of a model whose parameters are distributed over ranks."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -8,6 +9,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from trainyard.errors import InputError, Problem
+
+# It proposes a process group for a sum of one number over two dimensions of the mesh.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+def require_gradients(module: nn.Module) -> None:
+    """Raise InputError if a trainable parameter has no gradient after a backward pass: it has no part in the loss.
+
+    DistributedDataParallel would wait for its gradient, and a checkpoint would have no optimizer state of it.
+    """
+    names = [name for name, each in module.named_parameters() if each.requires_grad and each.grad is None]
+    if names:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
+        reason = f"the loss does not depend on the parameters {shown}"
+        fix = "Use them in forward, remove them, or set requires_grad of them to False"
+        raise InputError([Problem("config.model", None, reason, fix, "parameters_without_gradient")])
 
 
 def global_gradient_norm(parameters: Iterable[nn.Parameter], pipeline_group: dist.ProcessGroup | None) -> Tensor:

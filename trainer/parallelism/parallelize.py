@@ -19,19 +19,24 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from trainer.distributed import DistributedContext
 from trainer.low_precision import convert_linear_layers
+from trainer.models.context_parallel import ContextShard
 from trainer.models.decoder import Attention, Block, Decoder, stages_of
 from trainer.models.model import Initialize, Model
-from trainer.models.sequence_part import SequencePart
 from trainer.parallelism.expert_parallel import distribute_experts, divide_expert_gradients, placement_of_experts
 from trainer.parallelism.tensor_parallel import parallelize_block, parallelize_embedding_and_head
 from trainer.precision import Precision
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.config import LOW_PRECISIONS
+from trainyard.config.training.low_precision import LOW_PRECISIONS
 from trainyard.config.training.models import DecoderConfig
+from trainyard.errors import InputError, Problem
 
 
 def parallelize(model: Model, config: TrainerConfig, distributed: DistributedContext, precision: Precision) -> None:
-    """Initialize the model's weights and apply tensor parallelism, recomputation, compilation and FSDP, in place."""
+    """Initialize the weights; apply tensor parallelism, activation checkpointing, compilation and FSDP, in place.
+
+    Raises InputError for settings of blocks if the model has none.
+    """
+    _require_blocks(model, config)
     module, memory = model.module, config.memory
     on_gpu = distributed.device.type == "cuda"
     compiled = memory.compile if memory.compile is not None else on_gpu
@@ -42,16 +47,16 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
         nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]  # in place
     if config.precision in LOW_PRECISIONS:
         convert_linear_layers(model.blocks, config, on_gpu=on_gpu)
-    set_sequence_part(module, distributed.sequence_part)
+    set_context_shard(module, distributed.context_shard)
     for name, block in model.blocks.items():
         _materialize(block, name, model, config.seed, distributed.device)
         if tensor is not None:
             parallelize_block(block, tensor)
-        if distributed.experts is not None:
-            distribute_experts(block, distributed.experts["expert"])
+        if distributed.expert_mesh is not None:
+            distribute_experts(block, distributed.expert_mesh["expert"])
         if memory.activation_checkpointing != "none":
-            _recompute(block, selective=memory.activation_checkpointing == "selective")
-        if compiled and distributed.experts is not None:
+            _apply_activation_checkpointing(block, selective=memory.activation_checkpointing == "selective")
+        if compiled and distributed.expert_mesh is not None:
             # The numbers of exchanged rows are needed on the host: a graph would end there, also in recomputation.
             block.get_submodule("self_attn").compile(fullgraph=True)
         elif compiled:
@@ -59,8 +64,8 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
             block.compile(fullgraph=isinstance(config.model, DecoderConfig))
         if config.parallel.sharded:
             _shard(block, config, distributed, precision)
-            if distributed.experts is not None:
-                divide_expert_gradients(cast(FSDPModule, block), distributed.experts)
+            if distributed.expert_mesh is not None:
+                divide_expert_gradients(cast(FSDPModule, block), distributed.expert_mesh)
     for stage in stages_of(module):
         _materialize(stage, "", model, config.seed, distributed.device)
     if tensor is not None:
@@ -74,12 +79,24 @@ def parallelize(model: Model, config: TrainerConfig, distributed: DistributedCon
             _shard(stage, config, distributed, precision, reshard=False)
 
 
-def set_sequence_part(module: nn.Module, part: SequencePart | None) -> None:
-    """Set which part of the sequences this rank has, also after a recovery, which creates new process groups."""
+def _require_blocks(model: Model, config: TrainerConfig) -> None:
+    """Raise InputError if a setting applies to blocks, and the model has none."""
+    settings = {"activation_checkpointing": config.memory.activation_checkpointing, "compile": config.memory.compile}
+    if model.blocks:
+        return
+    for key, value in settings.items():
+        if value not in ("none", None, False):
+            reason = "applies to blocks, and the model has none: no nn.ModuleList or nn.Sequential of one class"
+            fix = "Remove it, or put the layers of the model into an nn.ModuleList"
+            raise InputError([Problem(f"config.memory.{key}", value, reason, fix, "model_without_blocks")])
+
+
+def set_context_shard(module: nn.Module, shard: ContextShard | None) -> None:
+    """Set the context shard of this rank in a model, also after a recovery, which creates new process groups."""
     for stage in stages_of(module):
         for each in stage.modules():
             if isinstance(each, Decoder | Attention):
-                each.sequence_part = part
+                each.context_shard = shard
 
 
 def set_async_tensor(*, enabled: bool) -> None:
@@ -93,9 +110,9 @@ def set_async_tensor(*, enabled: bool) -> None:
 def _shard_embedding_and_head(
     decoder: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
 ) -> None:
-    """Shard the embedding, which is gathered for its forward pass only, and norm and head, which are reduced first.
+    """Shard the embedding as one unit of FSDP, and norm and head as another.
 
-    The gradient of the embedding does not depend on its weight.
+    The embedding is gathered for its forward pass only: its gradient does not depend on its weight.
     """
     parts = dict(decoder.named_children())  # those of a pipeline stage
     if "embed_tokens" in parts:
@@ -106,7 +123,7 @@ def _shard_embedding_and_head(
         _shard([parts["norm"], parts["lm_head"]], config, distributed, precision, reshard=False)
 
 
-def replicate(
+def wrap_in_ddp(
     model: Model, config: TrainerConfig, distributed: DistributedContext, *, init_sync: bool = True
 ) -> nn.Module:
     """Return the module to call: `model.module` if it is sharded, else DistributedDataParallel around it.
@@ -134,16 +151,17 @@ def _materialize(module: nn.Module, name: str, model: Model, seed: int, device: 
     """
     materialized: dict[int, nn.Parameter] = {}  # two names may share a parameter
     for submodule_name, submodule in _submodules(module, name, set(model.blocks.values()) - {module}):
-        has_meta = any(parameter is not None and parameter.is_meta for parameter in submodule._parameters.values())
-        for key, parameter in submodule._parameters.items():
-            if parameter is not None and parameter.is_meta:
+        parameters = dict(submodule.named_parameters(recurse=False, remove_duplicate=False))
+        has_meta = any(parameter.is_meta for parameter in parameters.values())
+        for key, parameter in parameters.items():
+            if parameter.is_meta:
                 values = torch.empty_like(parameter, device=device)
                 allocated = nn.Parameter(values, requires_grad=parameter.requires_grad)
-                submodule._parameters[key] = materialized.setdefault(id(parameter), allocated)
-            elif parameter is not None:
+                setattr(submodule, key, materialized.setdefault(id(parameter), allocated))
+            else:
                 parameter.data = parameter.data.to(device)
-        for key, buffer in submodule._buffers.items():
-            submodule._buffers[key] = None if buffer is None else buffer.to(device)
+        for key, buffer in list(submodule.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(submodule, key, buffer.to(device))
         if has_meta:
             assert model.initialize is not None, "a model on the meta device has an initialize function"
             _initialize(submodule_name, submodule, model.initialize, seed, device)
@@ -179,7 +197,7 @@ def _shard(
     # The inputs of a decoder block are the residual stream, which has the type, and the rotary table, which is fp32.
     policy = precision.policy(modules, cast_inputs=not isinstance(modules, Block))
     has_experts = isinstance(config.model, DecoderConfig) and config.model.experts is not None
-    placement = placement_of_experts(distributed.experts, distributed.layout.shard) if has_experts else None
+    placement = placement_of_experts(distributed.expert_mesh, distributed.layout.shard) if has_experts else None
     fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=placement)
 
 
@@ -219,7 +237,7 @@ def checkpoint_policy(mode: Literal["none", "selective", "full"]) -> Callable[[A
     return _selective_policy if mode == "selective" else None
 
 
-def _recompute(block: nn.Module, *, selective: bool) -> None:
+def _apply_activation_checkpointing(block: nn.Module, *, selective: bool) -> None:
     """Apply activation checkpointing to a block; its parameters keep their names."""
     context: dict[str, Any] = (
         {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}

@@ -75,10 +75,11 @@ class CollectiveCounter:
 
     def observe(self, function: Any, values: Any) -> None:
         """Count an operation if it is a collective. `values`: its arguments and its result."""
-        if function.namespace in ("c10d", "_c10d_functional") and function._opname in _OPERATIONS:
+        name = function.overloadpacket.__name__
+        if function.namespace in ("c10d", "_c10d_functional") and name in _OPERATIONS:
             group = next(name for name in map(self._group_name, values) if name is not None)
             size = max((each.numel() * each.element_size() for each in tensors_of(values)), default=0)
-            self.count(_OPERATIONS[function._opname], group, Total(1, size))
+            self.count(_OPERATIONS[name], group, Total(1, size))
 
     def count(self, operation: str, group: str, total: Total) -> None:
         """Count operations of a process group, by its name in torch."""

@@ -192,13 +192,14 @@ def _table(job: PlannedJob, plans: Sequence[RankPlan]) -> Iterator[str]:
         f" x shard {layout.shard} x tensor {layout.tensor}{context}; {layout.accumulation} micro-batches per step;"
         f" {'compiled' if job.compiled else 'not compiled'}"
     )
-    yield f"\n{'GiB at the peak of a step':28}" + "".join(f"{f'rank {plan.rank}':>12}" for plan in plans)
+    unit, size = ("GiB", GIB) if max(plan.peak_bytes for plan in plans) >= GIB else ("MiB", 2**20)
+    yield f"\n{f'{unit} at the peak of a step':28}" + "".join(f"{f'rank {plan.rank}':>12}" for plan in plans)
     for category in plans[0].memory:
-        yield f"{category:28}" + "".join(f"{plan.memory[category] / GIB:12.2f}" for plan in plans)
-    yield f"{'sum':28}" + "".join(f"{plan.peak_bytes / GIB:12.2f}" for plan in plans)
+        yield f"{category:28}" + "".join(f"{plan.memory[category] / size:12.2f}" for plan in plans)
+    yield f"{'sum':28}" + "".join(f"{plan.peak_bytes / size:12.2f}" for plan in plans)
     if job.has_gpus:
-        yield f"{'available for tensors':28}" + f"{job.usable_bytes / GIB:12.2f}" * len(plans)
+        yield f"{'available for tensors':28}" + f"{job.usable_bytes / size:12.2f}" * len(plans)
     for plan in plans:
-        yield f"\n{f'collectives of rank {plan.rank} in a step':36}{'ranks':>6}{'count':>8}{'GiB':>10}"
+        yield f"\n{f'collectives of rank {plan.rank} in a step':36}{'ranks':>6}{'count':>8}{unit:>10}"
         for each, total in plan.collectives.items():
-            yield f"{f'{each.name} ({each.group})':36}{each.ranks:6}{total.count:8}{total.bytes / GIB:10.2f}"
+            yield f"{f'{each.name} ({each.group})':36}{each.ranks:6}{total.count:8}{total.bytes / size:10.2f}"

@@ -19,9 +19,9 @@ from trainer.distributed import DistributedContext, build_distributed
 from trainer.models import Model, build
 from trainer.models import loss as loss_functions
 from trainer.models.decoder import stages_of
-from trainer.models.experts import expert_load
+from trainer.models.experts import expert_load_imbalance
 from trainer.optimizer import build_optimizer
-from trainer.parallelism import build_forward_backward, expert_parallel, parallelize, replicate
+from trainer.parallelism import build_forward_backward, expert_parallel, parallelize, wrap_in_ddp
 from trainer.parallelism.forward_backward import Batch
 from trainer.parallelism.gradients import global_gradient_norm
 from trainer.parallelism.parallelize import checkpoint_policy
@@ -99,7 +99,7 @@ class _Steps:
         parallelize(_without_data(model), config, distributed, precision)
         if self._compiled:
             trace_blocks(model.blocks.values(), self._policy)
-        module = replicate(model, config, distributed) if config.parallel.sharded else model.module
+        module = wrap_in_ddp(model, config, distributed) if config.parallel.sharded else model.module
         parameters = list(model.module.parameters())
         self.recorder.label(parameters, "parameters")
         for stage in stages_of(model.module):
@@ -111,13 +111,13 @@ class _Steps:
             self._counter.take()
             loss = forward_backward.compute_gradients(self._batches(), StepTimer(distributed.device))
             self.recorder.label((parameter.grad for parameter in parameters), "gradients")
-            if distributed.data_group is not None and not config.parallel.sharded:
-                self._count_ddp(parameters, distributed.data_group)
+            if distributed.gradient_group is not None and not config.parallel.sharded:
+                self._count_ddp(parameters, distributed.gradient_group)
             with self.recorder.allocating("optimizer"):
                 loss, share = mean_over_ranks(loss, distributed.layout.loss_ranks)
                 norm = global_gradient_norm(parameters, distributed.pipeline_group) / share
                 if forward_backward.expert_shares is not None:
-                    expert_load(forward_backward.expert_shares)
+                    expert_load_imbalance(forward_backward.expert_shares)
                 update_weights(optimizer, parameters, loss, norm, clip_norm=1.0, scale=share)
             self.recorder.label(optimizer.state.values(), "optimizer")
             optimizer.zero_grad()
@@ -157,12 +157,13 @@ class _Steps:
     def _observe(self, function: Any, values: Any) -> None:
         """Count collectives, and assign categories to the tensors of an operation. `values`: arguments and result."""
         self._counter.observe(function, values)
-        if category := _CATEGORIES.get(function._opname):
+        name = function.overloadpacket.__name__
+        if category := _CATEGORIES.get(name):
             self._relabel(values, category)
         for tensor in tensors_of(values[-1]):
             if tensor.dim() > 1 and tensor.size(-1) == self._vocabulary and tensor.is_floating_point():
                 self._relabel([tensor], "logits")
-        if function._opname == "_to_copy" and self.recorder.category_of(values[0]) == "parameters":
+        if name == "_to_copy" and self.recorder.category_of(values[0]) == "parameters":
             self._relabel([values[-1]], "gathered")
 
     def _relabel(self, tensors: Any, category: Category) -> None:
@@ -207,7 +208,7 @@ def _as_on_gpus() -> Iterator[None]:
         patch.object(DeviceMesh, "_concatenate", staticmethod(combine)),
         patch.object(loss_functions, "MIXED_PRODUCT_DEVICES", {"cpu"}),
         patch.object(loss_functions, "_eager", lambda: (_fused_statistics, _fused_gradient)),
-        patch.object(expert_parallel, "row_numbers", _equal_row_numbers),
+        patch.object(expert_parallel, "row_counts_by_rank", _equal_row_numbers),
     ):
         yield
 
@@ -231,10 +232,10 @@ def _group_names(distributed: DistributedContext) -> dict[str, tuple[str, int]]:
     """Return the name of each process group in torch -> its dimensions and its number of ranks."""
     groups = {
         "all": distributed.checkpoint_group,
-        "data": distributed.data_group,
-        "context": distributed.sequence_group,
+        "data": distributed.gradient_group,
+        "context": distributed.context_group,
     }
-    for mesh in (distributed.mesh, distributed.experts):
+    for mesh in (distributed.mesh, distributed.expert_mesh):
         groups |= {} if mesh is None else {name: mesh.get_group(name) for name in mesh.mesh_dim_names or ()}
     return {group.group_name: (name, group.size()) for name, group in groups.items() if group is not None}
 

@@ -27,14 +27,14 @@ from trainer.telemetry.loggers.setup import open_loggers
 from trainer.telemetry.loggers.thread import end_loggers
 from trainer.telemetry.prometheus import PrometheusTextfile
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.config import LOW_PRECISIONS
+from trainyard.config.training.low_precision import LOW_PRECISIONS
 from trainyard.models.metrics import Figures, MetricLine
 
 UPLOAD_TIMEOUT_SECONDS = 60.0  # of the last upload, at the end of the run
 _WARMUP_STEPS = 5  # excluded from the figures: they compile and fill caches
 _SCALARS = (  # fields of a MetricLine that TensorBoard and the loggers get
     *("loss", "validation_loss", "learning_rate", "gradient_norm", "loss_scale", "memory_gib", "reserved_gib"),
-    *("allocation_retries", "mfu", "bf16_mfu", "expert_load"),
+    *("allocation_retries", "mfu", "bf16_mfu", "expert_load_imbalance"),
     *("samples_per_second", "tokens_per_second", "step_seconds", "data_seconds", "forward_seconds"),
     *("backward_seconds", "optimizer_seconds", "checkpoint_seconds"),
 )
@@ -142,7 +142,7 @@ class Metrics:
             memory_gib=peak_memory_gib(self._device),
             **allocator_figures(self._device),
             loss_scale=outcome.loss_scale,
-            expert_load=outcome.expert_load,
+            expert_load_imbalance=outcome.expert_load_imbalance,
             skipped=outcome.gradient_norm is None,
         )
         self._step_seconds.append(step_seconds)

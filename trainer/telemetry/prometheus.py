@@ -57,7 +57,11 @@ class PrometheusTextfile:
             ("learning_rate", "Learning rate of the step.", line.learning_rate),
             ("gradient_norm", "Global gradient norm before clipping.", line.gradient_norm),
             ("loss_scale", "Loss scale of fp16.", line.loss_scale),
-            ("expert_load_ratio", "Largest share of the tokens of an expert over the mean share.", line.expert_load),
+            (
+                "expert_load_ratio",
+                "Largest share of the tokens of an expert over the mean share.",
+                line.expert_load_imbalance,
+            ),
             ("samples_per_second", "Samples per second of all ranks.", line.samples_per_second),
             ("tokens_per_second", "Tokens per second of all ranks.", line.tokens_per_second),
             ("mfu_ratio", "Model FLOPs utilization.", line.mfu),

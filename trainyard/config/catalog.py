@@ -22,11 +22,11 @@ class Gpu(StrictModel):
     count: int = Field(gt=0, description="GPUs per instance.")
     memory_mib: int = Field(gt=0, description="Memory of each GPU, MiB.")
     interconnect: Literal["nvswitch", "nvlink", "pcie"] | None = Field(
-        description="Interconnect of the GPUs; none for one GPU."
+        description="Interconnect of the GPUs; null for one GPU."
     )
     clocks: tuple[int, int] | None = Field(
         None,
-        description="Application clocks that AWS recommends, memory and graphics, MHz; none: the driver's default.",
+        description="Application clocks that AWS recommends, memory and graphics, MHz; null: the driver's default.",
     )
 
     @property
@@ -73,13 +73,13 @@ class InstanceType(StrictModel):
     vcpus: int = Field(gt=0, description="Default vCPUs.")
     memory_gib: float = Field(gt=0, description="Memory, GiB.")
     on_demand_usd: float | None = Field(
-        gt=0, description="On-demand list price, USD an hour, Linux, us-east-1; none: sold in Capacity Blocks only."
+        gt=0, description="On-demand list price, USD an hour, Linux, us-east-1; null: sold in Capacity Blocks only."
     )
     capacity_block_usd: float | None = Field(
-        None, gt=0, description="Effective rate of a Capacity Block, USD an hour; none: not sold in Capacity Blocks."
+        None, gt=0, description="Effective rate of a Capacity Block, USD an hour; null: not sold in Capacity Blocks."
     )
     cluster_placement: bool = Field(True, description="Whether it supports cluster placement groups.")
-    gpu: Gpu | None = Field(None, description="GPUs; none for CPU types.")
+    gpu: Gpu | None = Field(None, description="GPUs; null for CPU types.")
     cards: tuple[NetworkCards, ...] = Field(min_length=1, description="Network cards, by index, grouped.")
     instance_store: InstanceStore | None = Field(None, description="NVMe instance store.")
     min_nvlink_gbs: float | None = Field(

@@ -14,13 +14,13 @@ class GpuModel(StrictModel):
 
     model: str = Field(description="NVIDIA's model name.")
     compute_capability: str = Field(pattern=r"^\d+\.\d$", description="CUDA compute capability.")
-    bf16_tflops: float | None = Field(description="Dense bf16 peak, TFLOP/s; none: no bf16 tensor cores.")
+    bf16_tflops: float | None = Field(description="Dense bf16 peak, TFLOP/s; null: no bf16 tensor cores.")
     fp16_tflops: float = Field(description="Dense fp16 peak with fp32 accumulation, TFLOP/s.")
-    fp8_tflops: float | None = Field(description="Dense fp8 peak, TFLOP/s; none: no fp8 tensor cores.")
-    fp4_tflops: float | None = Field(description="Dense fp4 peak, TFLOP/s; none: no fp4 tensor cores.")
+    fp8_tflops: float | None = Field(description="Dense fp8 peak, TFLOP/s; null: no fp8 tensor cores.")
+    fp4_tflops: float | None = Field(description="Dense fp4 peak, TFLOP/s; null: no fp4 tensor cores.")
     driver: Literal["open", "proprietary"] = Field(description="Kernel modules of the NVIDIA driver that it needs.")
     last_cuda: str | None = Field(
-        pattern=r"^\d+\.\d$", description="Last CUDA release that supports it; none: every release."
+        pattern=r"^\d+\.\d$", description="Last CUDA release that supports it; null: every release."
     )
 
 

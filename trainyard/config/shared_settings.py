@@ -46,12 +46,12 @@ class NodeSettings(StrictModel):
         True, description="Whether the job uses the GPUs and EFA devices of the nodes; false runs it on their CPUs."
     )
     venv: str | None = Field(
-        None, description="Path of an existing Python environment for the job on the nodes; none: nodes create one."
+        None, description="Path of an existing Python environment for the job on the nodes; null: nodes create one."
     )
     package_index: str | None = Field(
         None,
         description="URL of a Python package index, which ends in /simple; or a folder of wheels: a URL of links, a "
-        "path on the nodes, or an S3 prefix (s3://bucket/prefix/). None: pip's default. Nodes install only files with "
+        "path on the nodes, or an S3 prefix (s3://bucket/prefix/). null: pip's default. Nodes install only files with "
         "the hashes of Trainyard's locks.",
     )
     ca_certificate: str | None = Field(
@@ -89,14 +89,14 @@ class JobSpec(StrictModel):
         None,
         description="Model that the job reads, MODEL_PATH: a prefix of any bucket (s3://bucket/prefix/) or a dataset "
         "of the data bucket (dataset:NAME), which each node, or one node for all with FSx, downloads once; or a model "
-        "of the Hugging Face hub (hf://ORG/NAME), which the job downloads. None: no such model.",
+        "of the Hugging Face hub (hf://ORG/NAME), which the job downloads. null: no such model.",
     )
     kms_keys: tuple[KeyArn, ...] = Field(
         (),
         description="KMS keys with which the objects of job.data and job.model in other buckets are encrypted. Nodes "
         "may decrypt with them, through S3 only.",
     )
-    train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer; none: a custom job.")
+    train: TrainerConfig | None = Field(None, description="Configuration of the built-in trainer; null: a custom job.")
     standby: bool = Field(
         True,
         description="Keep a process on each node that has imported torch, for the next attempt of the built-in "
@@ -105,7 +105,7 @@ class JobSpec(StrictModel):
     command: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="Script in the source folder and its arguments, run by torchrun; none: the built-in trainer.",
+        description="Script in the source folder and its arguments, run by torchrun; null: the built-in trainer.",
     )
     checkpoint_on_request: bool = Field(
         False,
@@ -120,7 +120,7 @@ class JobSpec(StrictModel):
         None,
         description="Container image of the custom job, run with the node's network, GPUs and EFA devices. Its python "
         "has torch and the packages of the job. The launch resolves its tag to a digest, which all nodes of the run "
-        "pull, from ECR with their IAM role. None: the node's Python environment.",
+        "pull, from ECR with their IAM role. null: the node's Python environment.",
     )
     secrets: dict[VariableName, ParameterName] = Field(
         default_factory=dict,
@@ -136,7 +136,7 @@ class JobSpec(StrictModel):
         None,
         min_length=1,
         description="Script in the source folder and its arguments, which the launch runs as one process on the "
-        "operator's machine before a node is launched. None: the imports of the script are tried. Trial and dry run "
+        "operator's machine before a node is launched. null: the imports of the script are tried. Trial and dry run "
         "need Linux on x86-64, the nodes' torch and Python version, and at most 200 MiB of added wheels. Otherwise the "
         "launch reports that they did not run, and continues.",
     )

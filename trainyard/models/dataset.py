@@ -43,16 +43,16 @@ class TokenDataset(_Dataset):
     dtype: Literal["uint8", "uint16", "uint32"] = Field("uint8", description="Type of one token in the files.")
     vocabulary: int = Field(256, gt=1, description="Number of token ids.")
     end: int | None = Field(
-        None, ge=0, description="Token id at the end of each document; none if documents have no end token."
+        None, ge=0, description="Token id at the end of each document; null if documents have no end token."
     )
     start: int | None = Field(
-        None, ge=0, description="Token id at the start of each document; none if documents have no such token."
+        None, ge=0, description="Token id at the start of each document; null if documents have no such token."
     )
     row_tokens: int | None = Field(
-        None, gt=2, description="Tokens of a row of packed conversations; none: text, from which windows are cut."
+        None, gt=2, description="Tokens of a row of packed conversations; null: text, from which windows are cut."
     )
     mask: int | None = Field(
-        None, ge=0, description="Token id of masked positions; none if the tokenizer has no such token."
+        None, ge=0, description="Token id of masked positions; null if the tokenizer has no such token."
     )
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ class Evidence(StrictModel):
         "the others. rank: a rank failed by its own cause. peer: a rank failed because others did. repeated: earlier "
         "attempts failed in the same way."
     )
-    node: str | None = Field(description="EC2 instance id; none: all nodes.")
+    node: str | None = Field(description="EC2 instance id; null: all nodes.")
     text: str = Field(description="The observation, in one sentence.")
 
 
@@ -82,7 +82,7 @@ class AttemptDecision(StrictModel):
     swaps_node: str | None = Field(
         None, description="Instance that changes its node rank with another node, so that other ranks run on it."
     )
-    end_reason: str | None = Field(None, description="Why the run ends; none: another attempt follows.")
+    end_reason: str | None = Field(None, description="Why the run ends; null: another attempt follows.")
 
     def summary(self) -> str:
         """Return cause and actions in one sentence."""

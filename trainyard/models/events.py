@@ -62,7 +62,7 @@ class RankFailure(StrictModel):
 
     rank: int = Field(ge=0, description="Global rank; the first of the node for a failure before its ranks started.")
     local_rank: int | None = Field(
-        ge=0, description="Rank within its node; none: the node failed before its ranks started."
+        ge=0, description="Rank within its node; null: the node failed before its ranks started."
     )
     time: float = Field(description="Unix time of the failure, seconds.")
     exitcode: int = Field(description="Exit code; negative for a signal.")
@@ -107,7 +107,7 @@ class ActivityEvent(_Event):
     run: str = Field(description="Run id.")
     attempt: int = Field(gt=0, description="Attempt that was sampled.")
     idle_seconds: float | None = Field(
-        ge=0, description="Seconds for which every sample was idle; none: the job computes."
+        ge=0, description="Seconds for which every sample was idle; null: the job computes."
     )
     resource: Literal["gpu", "cpu"] = Field(description="Resource that was sampled.")
     percent: float = Field(

@@ -72,9 +72,9 @@ class NodeResult(StrictModel):
     """Result of one node in one health check."""
 
     node: str = Field(description="EC2 instance id.")
-    group: str | None = Field(None, description="Worker group of the node; none if the node did not report.")
+    group: str | None = Field(None, description="Worker group of the node; null if the node did not report.")
     measurements: NodeMeasurements | None = Field(
-        None, description="Values that the node measured; none if the node did not report."
+        None, description="Values that the node measured; null if the node did not report."
     )
     faults: tuple[NodeFault, ...] = Field((), description="Faults of this node; empty if it is healthy.")
     missing_peers: tuple[str, ...] = Field((), description="Nodes that did not arrive while this node waited.")

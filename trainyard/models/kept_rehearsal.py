@@ -26,7 +26,7 @@ class KeptRehearsal(StrictModel):
     ends_at: float = Field(description="Unix time at which the rehearsal ends by itself.")
     errors: tuple[str, ...] = Field((), description="Errors of the rehearsal so far.")
     arguments: tuple[str, ...] = Field(description="Arguments of `python -m rehearsal run` that started it.")
-    pulumi_folder: str | None = Field(None, description="Folder of the Pulumi project; none without the Pulumi CLI.")
+    pulumi_folder: str | None = Field(None, description="Folder of the Pulumi project; null without the Pulumi CLI.")
     pulumi_environment: dict[str, str] = Field(
         default_factory=dict, description="Environment variables for the Pulumi CLI in that folder."
     )

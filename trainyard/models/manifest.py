@@ -36,7 +36,7 @@ class Gpus(StrictModel):
 class Hardware(StrictModel):
     """Properties of a group's instance type from the catalog that nodes need."""
 
-    gpus: Gpus | None = Field(None, description="GPUs of the type; none for CPU types.")
+    gpus: Gpus | None = Field(None, description="GPUs of the type; null for CPU types.")
     disks: int = Field(0, ge=0, description="Number of NVMe disks of the instance store.")
     min_matmul_tflops: float | None = Field(
         None, gt=0, description="Minimum TFLOP/s of a bf16 matrix product on one GPU."
@@ -94,11 +94,11 @@ class WorkerGroup(StrictModel):
         description="Purchase option of its nodes; a capacity reservation counts as on-demand unless interruptible.",
     )
     capacity_start_time: float | None = Field(
-        None, description="Unix time from which nodes can be launched, the start of a Capacity Block; none: now."
+        None, description="Unix time from which nodes can be launched, the start of a Capacity Block; null: now."
     )
     capacity_end_time: float | None = Field(
         None,
-        description="Unix time at which the group's capacity ends, e.g. of a Capacity Block; none: never.",
+        description="Unix time at which the group's capacity ends, e.g. of a Capacity Block; null: never.",
     )
 
     def on_instance_type(self, name: str) -> "WorkerGroup":
@@ -140,10 +140,10 @@ class Fsx(StrictModel):
 class Job(JobSpec):
     """The job as nodes run it."""
 
-    source: Archive | None = Field(description="Source archive of a custom job; none for the built-in trainer.")
-    data_uri: str | None = Field(None, description="S3 prefix of the data; none: the job reads no data.")
+    source: Archive | None = Field(description="Source archive of a custom job; null for the built-in trainer.")
+    data_uri: str | None = Field(None, description="S3 prefix of the data; null: the job reads no data.")
     model_uri: str | None = Field(
-        None, description="S3 prefix of the model, or hf:// and a model of the Hugging Face hub; none: no model."
+        None, description="S3 prefix of the model, or hf:// and a model of the Hugging Face hub; null: no model."
     )
 
     @property
@@ -172,7 +172,7 @@ class Limits(StrictModel):
         None,
         gt=0,
         description="Minutes after which the run ends if all nodes' GPUs (CPUs if the job uses no GPUs) are idle; "
-        "none: no such limit.",
+        "null: no such limit.",
     )
     health_check_timeout_minutes: float = Field(
         0.0, ge=0, description="Minutes that a health check of the nodes may take; 0: no health check."
@@ -196,7 +196,7 @@ class Limits(StrictModel):
     lock_results_days: int | None = Field(
         None,
         gt=0,
-        description="Days after the end of a run that succeeded for which S3 Object Lock keeps its results; none: the "
+        description="Days after the end of a run that succeeded for which S3 Object Lock keeps its results; null: the "
         "controller locks nothing.",
     )
 

@@ -19,10 +19,10 @@ class MetricLine(StrictModel):
     attempt: int = Field(ge=0, description="Number of the attempt that did the step.")
     step: int = Field(gt=0, description="Number of the optimizer step, from 1 over the whole run.")
     loss: float = Field(description="Mean training loss over all ranks, nats.")
-    validation_loss: float | None = Field(None, description="Held-out loss, nats; none if this step has no evaluation.")
+    validation_loss: float | None = Field(None, description="Held-out loss, nats; null if this step has no evaluation.")
     learning_rate: float = Field(ge=0, description="Learning rate of the step.")
     gradient_norm: float | None = Field(
-        ge=0, description="Global gradient norm before clipping; none if it was not finite and the step was skipped."
+        ge=0, description="Global gradient norm before clipping; null if it was not finite and the step was skipped."
     )
     consumed: int = Field(
         gt=0,
@@ -30,7 +30,7 @@ class MetricLine(StrictModel):
     )
     samples_per_second: float = Field(gt=0, description="Samples of all ranks per second of the step.")
     tokens_per_second: float | None = Field(
-        gt=0, description="Tokens of all ranks per second of the step; none for images."
+        gt=0, description="Tokens of all ranks per second of the step; null for images."
     )
     step_seconds: float = Field(
         gt=0, description="Duration since the end of the previous step, without evaluation, seconds."
@@ -49,7 +49,7 @@ class MetricLine(StrictModel):
     failed_checkpoints: int = Field(0, ge=0, description="Checkpoints that could not be saved so far in the attempt.")
     mfu: float | None = Field(
         ge=0,
-        description="Model FLOPs utilization: FLOP/s of the model over the peak of the GPUs; none if unknown.",
+        description="Model FLOPs utilization: FLOP/s of the model over the peak of the GPUs; null if unknown.",
     )
     bf16_mfu: float | None = Field(
         None, ge=0, description="In 8 or 4 bits: FLOP/s of the model over the bf16 peak of the GPUs; else none."
@@ -60,19 +60,19 @@ class MetricLine(StrictModel):
     reserved_gib: float | None = Field(
         None,
         ge=0,
-        description="Peak memory that torch's allocator has reserved on the GPU of rank 0, GiB; none on CPUs.",
+        description="Peak memory that torch's allocator has reserved on the GPU of rank 0, GiB; null on CPUs.",
     )
     allocation_retries: int | None = Field(
         None,
         ge=0,
         description="Allocations on the GPU of rank 0 that freed cached memory first, so far: each stops the GPU.",
     )
-    loss_scale: float | None = Field(None, gt=0, description="Scale of the fp16 loss; none in other precisions.")
-    expert_load: float | None = Field(
+    loss_scale: float | None = Field(None, gt=0, description="Scale of the fp16 loss; null in other precisions.")
+    expert_load_imbalance: float | None = Field(
         None,
         ge=0,
         description="Largest share of an expert in the tokens of the step over the mean share, in the layer where it "
-        "is largest: 1 if all experts have the same load; none without experts.",
+        "is largest: 1 if all experts have the same load; null without experts.",
     )
     skipped: bool = Field(False, description="Whether fp16 gradients overflowed, so that the step changed no weights.")
 
@@ -90,8 +90,8 @@ class Figures(StrictModel):
     steps: int = Field(gt=0, description="Number of steps in these figures.")
     step_seconds: float = Field(gt=0, description="Median duration of a step, seconds.")
     samples_per_second: float = Field(gt=0, description="Median samples per second of all ranks.")
-    tokens_per_second: float | None = Field(gt=0, description="Median tokens per second of all ranks; none for images.")
-    mfu: float | None = Field(ge=0, description="Median model FLOPs utilization; none if the peak is not known.")
+    tokens_per_second: float | None = Field(gt=0, description="Median tokens per second of all ranks; null for images.")
+    mfu: float | None = Field(ge=0, description="Median model FLOPs utilization; null if the peak is not known.")
     memory_gib: float = Field(
         gt=0, description="Peak memory of rank 0: allocated on its GPU, or resident on a CPU, GiB."
     )
@@ -120,9 +120,9 @@ class Results(StrictModel):
     last_loss: float = Field(description="Training loss of the last step, nats.")
     validation_loss: float = Field(description="Held-out loss after the last step, nats.")
     samples: int = Field(gt=0, description="Samples trained on.")
-    tokens: int | None = Field(gt=0, description="Tokens trained on; none for images.")
+    tokens: int | None = Field(gt=0, description="Tokens trained on; null for images.")
     seconds: float = Field(gt=0, description="Seconds of training in the last attempt.")
-    figures: Figures | None = Field(description="Speed and memory; none if the last attempt completed no step.")
+    figures: Figures | None = Field(description="Speed and memory; null if the last attempt completed no step.")
     parameters: int = Field(gt=0, description="Trainable parameters.")
     checkpoints: tuple[str, ...] = Field(description="URIs of the complete checkpoints, oldest first.")
     exports: dict[Literal["safetensors", "int8"], Export] = Field(

@@ -20,7 +20,7 @@ class HealthFinding(StrictModel):
 
     rule: str = Field(description="Name of the rule, a row of the table in docs/node-health.md.")
     action: HealthAction = Field(description="Action of that rule.")
-    device: str | None = Field(description="Device, such as `GPU 3`, `rdmap0s6` or `/`; none: the node.")
+    device: str | None = Field(description="Device, such as `GPU 3`, `rdmap0s6` or `/`; null: the node.")
     text: str = Field(max_length=MAX_TEXT, description="Fault in one sentence, with the newest measured value.")
     time: float = Field(description="Unix time at which it was first seen, seconds.")
     count: int = Field(1, ge=1, description="Number of its events in this boot; 1 for a condition that holds.")

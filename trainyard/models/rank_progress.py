@@ -18,7 +18,7 @@ class RankProgress(StrictModel):
     time: float = Field(description="Unix time at the end of the step, seconds.")
     step_seconds: float = Field(ge=0, description="Duration of the step, seconds.")
     busy_seconds: float | None = Field(
-        None, ge=0, description="Of these, without the time that the rank waited for other ranks; none: not measured."
+        None, ge=0, description="Of these, without the time that the rank waited for other ranks; null: not measured."
     )
     is_saving: bool = Field(
         False, description="Whether the rank is writing a checkpoint that it can complete without other ranks."

@@ -40,7 +40,7 @@ class RunRecord(StrictModel):
     node_digest: str = Field("", description="SHA-256 of what the node playbook reads of that manifest.")
     instance_digest: str = Field("", description="SHA-256 of the settings of that manifest that new instances adopt.")
     previous_run: str | None = Field(
-        None, description="Run whose nodes this run uses; none: all of its nodes were launched for it."
+        None, description="Run whose nodes this run uses; null: all of its nodes were launched for it."
     )
     healthy_nodes: tuple[str, ...] = Field(
         (), description="Nodes of the previous run that have passed its health check and need not pass it again."
@@ -56,7 +56,7 @@ class RunRecord(StrictModel):
     limits: Limits = Field(description="Deadlines of the run.")
     requirements: Archive | None = Field(
         None,
-        description="Lock of the requirements of a custom job (RequirementsLock), whose wheels nodes install; none: "
+        description="Lock of the requirements of a custom job (RequirementsLock), whose wheels nodes install; null: "
         "the job has none, or nodes resolve them.",
     )
     reservations: tuple[str, ...] = Field(
@@ -66,7 +66,7 @@ class RunRecord(StrictModel):
         (), description="Ids of the reservations of the Capacity Blocks of its nodes. The controller reads their end."
     )
     scheduled_start: float | None = Field(
-        None, description="Unix time at which AWS starts the nodes, seconds; none: the launch started them."
+        None, description="Unix time at which AWS starts the nodes, seconds; null: the launch started them."
     )
     trigger: str = Field(
         NO_RUN, description="Trigger of the Pulumi resource that launched the run: another value launches a new run."
@@ -153,12 +153,12 @@ class Control(StrictModel):
 
     attempt: int = Field(0, ge=0, description="Current attempt; 0 before the first.")
     nodes: tuple[str, ...] = Field((), description="Instances of the attempt, in the order of their node ranks.")
-    master: Master | None = Field(None, description="Master of the attempt's rendezvous; none before the first.")
+    master: Master | None = Field(None, description="Master of the attempt's rendezvous; null before the first.")
     stop: bool = Field(False, description="Agents stop their workers and start no more.")
     started: bool = Field(False, description="Whether all workers of some attempt were up.")
     waiting_since: float | None = Field(
         None,
-        description="Unix time since which the controller waits for nodes for the next attempt; none while an attempt "
+        description="Unix time since which the controller waits for nodes for the next attempt; null while an attempt "
         "runs.",
     )
     save_checkpoint: bool = Field(
@@ -199,7 +199,7 @@ class Control(StrictModel):
     deadline: float | None = Field(
         None,
         description="Unix time that replaces the deadline of the run's record: the controller has read another end of "
-        "its Capacity Block, which was extended; none: the record's.",
+        "its Capacity Block, which was extended; null: the record's.",
     )
 
     @property
@@ -231,15 +231,15 @@ class Outcome(StrictModel):
     )
     nodes_kept_until: float | None = Field(
         None,
-        description="Unix time until which the nodes are kept for another run, which then uses them; none: they are "
+        description="Unix time until which the nodes are kept for another run, which then uses them; null: they are "
         "terminated at the end of the run.",
     )
     results_locked_until: float | None = Field(
         None,
-        description="Unix time until which S3 Object Lock keeps the results, seconds; none: they are not locked.",
+        description="Unix time until which S3 Object Lock keeps the results, seconds; null: they are not locked.",
     )
     results_lock_error: str | None = Field(
-        None, description="Why results are not locked that storage.lock_results_days locks; none: no error."
+        None, description="Why results are not locked that storage.lock_results_days locks; null: no error."
     )
     launch_failed: bool = Field(
         False,
@@ -282,9 +282,9 @@ class LaunchResult(StrictModel):
         "the job.",
     )
     scheduled_start: float | None = Field(
-        None, description="Unix time at which AWS starts the nodes, seconds; none: they have started."
+        None, description="Unix time at which AWS starts the nodes, seconds; null: they have started."
     )
-    nodes: tuple[str, ...] = Field(description="Instance ids; none while the run is scheduled.")
-    data_uri: str | None = Field(description="S3 URI of the data; none: the job reads no data.")
+    nodes: tuple[str, ...] = Field(description="Instance ids; null while the run is scheduled.")
+    data_uri: str | None = Field(description="S3 URI of the data; null: the job reads no data.")
     run_uri: str = Field(description="S3 URI prefix of all objects of the run.")
     phases: dict[str, float] = Field(description="Phase of the launch -> seconds.")

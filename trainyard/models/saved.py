@@ -35,12 +35,12 @@ class SavedFiles(StrictModel):
     results: tuple[SavedItem, ...] = Field(description="Results, in the order of their names.")
     readable_until: float | None = Field(
         description="Unix time before which S3 does not archive the results and the newest checkpoint of a run that "
-        "has ended, seconds; none: the run is active, or the bucket's lifecycle rules archive nothing."
+        "has ended, seconds; null: the run is active, or the bucket's lifecycle rules archive nothing."
     )
     locked_until: float | None = Field(
-        None, description="Unix time until which S3 Object Lock keeps the results, seconds; none: they are not locked."
+        None, description="Unix time until which S3 Object Lock keeps the results, seconds; null: they are not locked."
     )
-    lock_error: str | None = Field(None, description="Why the results could not be locked; none: no error.")
+    lock_error: str | None = Field(None, description="Why the results could not be locked; null: no error.")
 
 
 def list_results(bucket: str, objects: Iterable[StoredObject], prefix: str) -> tuple[SavedItem, ...]:

@@ -26,7 +26,7 @@ class BlockOffering(StrictModel):
     """One offering in `trainyard blocks --json`."""
 
     offering: str = Field(description="Id of the offering.")
-    extends: str | None = Field(None, description="Id of the reservation that it extends; none: a Capacity Block.")
+    extends: str | None = Field(None, description="Id of the reservation that it extends; null: a Capacity Block.")
     zone: str = Field(description="Availability Zone.")
     instances: int = Field(gt=0, description="Instances.")
     start: float = Field(description="Unix time of the start, seconds; of an extension: the current end.")

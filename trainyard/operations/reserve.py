@@ -41,8 +41,8 @@ class HeldCapacity(StrictModel):
     instance_type: str = Field(description="EC2 instance type.")
     instances: int = Field(gt=0, description="Reserved instances.")
     zone: str = Field(description="Availability Zone.")
-    placement_group: str | None = Field(description="ARN of the cluster placement group; none without one.")
-    end: float | None = Field(description="Unix time at which AWS ends the reservation, seconds; none without an end.")
+    placement_group: str | None = Field(description="ARN of the cluster placement group; null without one.")
+    end: float | None = Field(description="Unix time at which AWS ends the reservation, seconds; null without an end.")
     usd_per_hour: float = Field(ge=0, description="Price of the reservation, used or not, USD an hour.")
 
 

@@ -39,7 +39,7 @@ class GroupStatus(StrictModel):
         (), description="Those of them that are marked unhealthy: no attempt uses them, and the group replaces them."
     )
     capacity_end_time: float | None = Field(
-        description="Unix time at which its capacity reservation or Capacity Block ends; none: no end."
+        description="Unix time at which its capacity reservation or Capacity Block ends; null: no end."
     )
 
 
@@ -48,23 +48,23 @@ class RunStatus(StrictModel):
 
     record: RunRecord = Field(description="Run record; nodes and deadlines may have changed since the launch.")
     control: Control | None = Field(description="State that the controller has published, if any.")
-    outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
+    outcome: Outcome | None = Field(description="Outcome of the run; null while it is active.")
     health_check: HealthCheckResult | None = Field(description="Result of the last health check, if any.")
     metric: MetricLine | None = Field(description="The last metric line.")
     saved: SavedFiles = Field(description="Checkpoints and results in the data bucket.")
     progress: str = Field("", description="Step, loss, throughput and remaining time; empty without a metric line.")
     remaining_seconds: float | None = Field(
-        None, description="Estimated seconds until the last step; none: the run has ended or has no metric line."
+        None, description="Estimated seconds until the last step; null: the run has ended or has no metric line."
     )
     elapsed_seconds: float = Field(
         ge=0, description="Seconds from the launch, or the scheduled start, to the run's end, or until now."
     )
     scheduled_start_time: float | None = Field(
-        description="Unix time at which AWS starts the nodes of a scheduled run; none: it is not scheduled, or AWS has "
+        description="Unix time at which AWS starts the nodes of a scheduled run; null: it is not scheduled, or AWS has "
         "started its nodes."
     )
     lease_end_time: float | None = Field(
-        description="Unix time at which AWS terminates the workers unless the lease is renewed; none: no lease."
+        description="Unix time at which AWS terminates the workers unless the lease is renewed; null: no lease."
     )
     groups: tuple[GroupStatus, ...] = Field(
         description="Worker groups of the cluster, when this is its current run; else empty."

@@ -27,7 +27,7 @@ class RunExplanation(StrictModel):
     first_steps: dict[int, int] = Field(default_factory=dict, description="Attempt -> first step that it completed.")
     decisions: tuple[AttemptDecision, ...] = Field(description="Decisions on the failed attempts, oldest first.")
     health_checks: tuple[HealthCheckResult, ...] = Field(description="Results of all health checks, oldest first.")
-    outcome: Outcome | None = Field(description="Outcome of the run; none while it is active.")
+    outcome: Outcome | None = Field(description="Outcome of the run; null while it is active.")
     replaced_nodes: ReplacedNodes = Field(ReplacedNodes(), description="Replaced nodes of all runs of the cluster.")
 
 

@@ -23,7 +23,7 @@ from trainyard.models.dataset import Shard, TokenDataset
 DECODER = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 32, "sequence_length": 8}
 EXPERTS = {
     **{"architecture": "qwen3_moe", "dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "sequence_length": 8},
-    **{"experts": 4, "experts_per_token": 2, "expert_size": 8},
+    **{"experts": 4, "experts_per_token": 2, "expert_intermediate_size": 8},
 }
 GPT2 = {
     "kind": "hugging_face",

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from trainer.models.decoder import Decoder
-from trainer.models.experts import ExpertLayer, balance_loss, routing_shares
+from trainer.models.experts import ExpertLayer, load_balancing_loss, routing_shares
 from trainyard.config.training.models import IGNORED, DecoderConfig
 
 SHAPE = DecoderConfig(
@@ -18,7 +19,7 @@ SHAPE = DecoderConfig(
     sequence_length=32,
     experts=4,
     experts_per_token=2,
-    expert_size=16,
+    expert_intermediate_size=16,
 )
 
 
@@ -112,19 +113,29 @@ def test_layer_is_compiled_as_one_graph() -> None:
     torch.testing.assert_close(compiled(x), layer(x))
 
 
-def test_balance_loss_is_that_of_the_paper() -> None:
+def test_load_balancing_loss_is_that_of_the_paper() -> None:
     """Two experts with three and one of four rows, and mean probabilities of 0.6 and 0.4: 2 (0.75 0.6 + 0.25 0.4)."""
     shares = routing_shares(torch.tensor([3, 1]), torch.tensor([[0.8, 0.2], [0.4, 0.6]]))
-    assert balance_loss(*shares.unsqueeze(1)).item() == pytest.approx(1.1)
+    assert load_balancing_loss(shares[0].unsqueeze(0), shares[1].unsqueeze(0), 1).item() == pytest.approx(1.1)
 
 
-def test_equal_shares_have_a_balance_loss_of_one_per_layer() -> None:
+def test_load_balancing_loss_of_a_layer_is_that_of_transformers() -> None:
+    logits = torch.randn(64, 8)
+    chosen = logits.topk(2).indices
+    shares = routing_shares(chosen.flatten().bincount(minlength=8), logits.softmax(-1))
+    expected = load_balancing_loss_func((logits,), num_experts=8, top_k=2)
+    assert load_balancing_loss(shares[0].unsqueeze(0), shares[1].unsqueeze(0), 2).item() == pytest.approx(
+        float(expected)
+    )
+
+
+def test_load_balancing_loss_of_equal_shares_is_independent_of_layers() -> None:
     shares = routing_shares(torch.full((4,), 8), torch.full((16, 4), 0.25))
-    assert balance_loss(*torch.stack([shares] * 3, 1)).item() == pytest.approx(3)
+    assert load_balancing_loss(shares[:1].expand(3, -1), shares[1:].expand(3, -1), 2).item() == pytest.approx(2)
 
 
 def loss_and_router_gradient(coefficient: float, successors: Tensor) -> tuple[float, Tensor]:
-    model = decoder(router_balance=coefficient)
+    model = decoder(router_aux_loss_coef=coefficient)
     loss = model(torch.arange(64).view(2, 32), successors)
     loss.backward()
     gradient = router_weights(model)[0].grad
@@ -154,7 +165,7 @@ def test_balance_gradient_has_the_weight_of_the_micro_batch() -> None:
 @pytest.mark.parametrize(("coefficient", "is_even"), [(0.0, False), (0.1, True)])
 def test_balance_loss_evens_the_load(coefficient: float, is_even: bool) -> None:
     """At first all tokens have the same two of four experts."""
-    model = decoder(router_balance=coefficient)
+    model = decoder(router_aux_loss_coef=coefficient)
     for weight in router_weights(model):
         weight.data[:2] += 0.2
     model.embed_tokens.weight.data += 0.05

@@ -1,5 +1,6 @@
 """Models of the user, which the registry names."""
 
+import dataclasses
 import math
 import os
 import re
@@ -17,8 +18,13 @@ from tests.problems import rejects
 from tests.trainer.conftest import ROOT, TINY, tiny
 from tests.trainer.layouts import read_metrics, run_layouts
 from tests.trainer.models.convolutions import ConvolutionalModel
+from trainer.distributed import init_distributed
+from trainer.loop import train
 from trainer.models import build, registry
 from trainer.models.registry import MODELS
+from trainer.parallelism import parallelize
+from trainer.precision import Precision
+from trainer.settings import Environment
 
 CUSTOM = {"kind": "custom", "name": "convolutions", "vocabulary": 256, "sequence_length": 32}
 
@@ -107,6 +113,45 @@ def test_settings_that_the_class_rejects_are_an_input_error(settings: dict[str, 
         build(custom(settings=settings))
 
 
+def test_an_error_in_the_class_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: ConvolutionalModel, **_: Any) -> None:
+        raise TypeError("unsupported operand")
+
+    monkeypatch.setattr(ConvolutionalModel, "__init__", fail)
+    line = fail.__code__.co_firstlineno + 1
+    with rejects("model_settings_rejected", "config.model.settings", f"unsupported operand (test_registry.py:{line})"):
+        build(custom())
+
+
+@pytest.mark.parametrize("memory", [{"activation_checkpointing": "full"}, {"compile": True}])
+def test_settings_of_blocks_need_blocks(alone: Environment, memory: dict[str, Any]) -> None:
+    config = tiny(model=CUSTOM, memory=memory)
+    model = dataclasses.replace(build(config), blocks={})
+    device = torch.device("cpu")
+    message = rejects("model_without_blocks", f"config.memory.{next(iter(memory))}", "nn.ModuleList")
+    with init_distributed(config, alone, device) as distributed, message:
+        parallelize(model, config, distributed, Precision(config, device))
+
+
+class UnusedParameter(ConvolutionalModel):
+    """A model with a matrix that the loss does not depend on."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.blocks[0].unused = nn.Linear(8, 8, bias=False)
+
+
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_parameter_without_gradient_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, alone: Environment, dataset: Path, data: str, optimizer: str
+) -> None:
+    monkeypatch.setitem(MODELS, "convolutions", f"{__name__}:UnusedParameter")
+    config = tiny(model=CUSTOM, parallel={"data": data}, optimizer={**TINY["optimizer"], "kind": optimizer})
+    with rejects("parameters_without_gradient", "config.model", "blocks.0.unused.weight"):
+        train(config, dataclasses.replace(alone, data_uri=str(dataset)))
+
+
 @pytest.mark.parametrize(("name", "expected"), [("convolutions", False), ("documents", True)])
 def test_a_model_accepts_documents_if_it_has_the_argument(name: str, expected: bool) -> None:
     accepts = build(custom(name=name)).separates_documents
@@ -121,6 +166,7 @@ def test_a_registered_model_trains_in_each_data_layout(tmp_path: Path, dataset: 
     layouts: dict[str, Any] = {
         "ddp": {"checkpoint": {"export": ["safetensors"]}},
         "fsdp": {"parallel": {"data": "fsdp"}, "checkpoint": {"export": ["safetensors"]}},
+        "hsdp": {"parallel": {"data": "hsdp", "shard": 1}},
         "recomputed": {"memory": {"activation_checkpointing": "full", "compile": True}},
     }
     variables = {"PYTHONPATH": str(ROOT), "DATA_URI": str(dataset), "TRAINYARD_CACHE": str(cache)}

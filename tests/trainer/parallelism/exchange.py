@@ -21,7 +21,7 @@ from tests.trainer.conftest import TINY
 from trainer.distributed import DistributedContext, init_distributed
 from trainer.failures import flight_recorder
 from trainer.models import build
-from trainer.parallelism import build_forward_backward, parallelize, replicate
+from trainer.parallelism import build_forward_backward, parallelize, wrap_in_ddp
 from trainer.precision import Precision
 from trainer.settings import Environment
 from trainer.telemetry.timing import StepTimer
@@ -37,7 +37,7 @@ def count_collectives(config: TrainerConfig, distributed: DistributedContext) ->
     precision = Precision(config, CPU)
     model = build(config)
     parallelize(model, config, distributed, precision)
-    module = replicate(model, config, distributed)
+    module = wrap_in_ddp(model, config, distributed)
     forward_backward = build_forward_backward(module, config, distributed, precision)
     tokens = torch.randint(0, 256, (2, 33))
     batches = repeat((tokens[:, :-1], tokens[:, 1:]))
@@ -54,7 +54,7 @@ def waiting_seconds(config: TrainerConfig, distributed: DistributedContext) -> l
     precision = Precision(config, CPU)
     model = build(config)
     parallelize(model, config, distributed, precision)
-    module = replicate(model, config, distributed)
+    module = wrap_in_ddp(model, config, distributed)
     forward_backward = build_forward_backward(module, config, distributed, precision)
     tokens = torch.randint(0, 256, (2, 33))
     batch, timer = (tokens[:, :-1], tokens[:, 1:]), StepTimer(CPU)

@@ -15,8 +15,8 @@ from tests.trainer.layouts import read_metrics, run_layouts
 pytestmark = pytest.mark.slow
 
 # On four ranks a pair has three experts: each rank of the pair's expert_shard has half of the rows of each.
-EXPERTS = {"architecture": "qwen3_moe", "experts": 6, "experts_per_token": 2, "expert_size": 16}
-MODEL = {**TINY["model"], **EXPERTS, "router_balance": 0.1}
+EXPERTS = {"architecture": "qwen3_moe", "experts": 6, "experts_per_token": 2, "expert_intermediate_size": 16}
+MODEL = {**TINY["model"], **EXPERTS, "router_aux_loss_coef": 0.1}
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {"single": {}},
     2: {
@@ -94,6 +94,6 @@ def test_gradient_norm_equals_that_of_one_process(runs: dict[str, list[dict[str,
 
 @pytest.mark.parametrize("layout", NAMES)
 def test_expert_load_is_that_of_all_ranks(runs: dict[str, list[dict[str, Any]]], layout: str) -> None:
-    actual, single = ([line["expert_load"] for line in runs[name]] for name in (layout, "single"))
+    actual, single = ([line["expert_load_imbalance"] for line in runs[name]] for name in (layout, "single"))
     assert actual == pytest.approx(single, abs=0.02)
     assert all(1 < load < 6 for load in actual)

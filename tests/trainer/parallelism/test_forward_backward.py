@@ -5,7 +5,7 @@ import torch
 from tests.trainer.conftest import tiny
 from trainer.distributed import init_distributed
 from trainer.models import build
-from trainer.parallelism import build_forward_backward, parallelize, replicate
+from trainer.parallelism import build_forward_backward, parallelize, wrap_in_ddp
 from trainer.precision import Precision
 from trainer.settings import Environment
 
@@ -18,7 +18,7 @@ def test_warm_up_restores_running_statistics(alone: Environment) -> None:
     model, precision = build(config), Precision(config, CPU)
     with init_distributed(config, alone, CPU) as distributed:
         parallelize(model, config, distributed, precision)
-        module = replicate(model, config, distributed)
+        module = wrap_in_ddp(model, config, distributed)
         before = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
         batch = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
         build_forward_backward(module, config, distributed, precision).warm_up(batch)

@@ -16,7 +16,7 @@ from tests.trainer.conftest import TINY, tiny
 from trainer.distributed import init_distributed
 from trainer.models import build, decoder, loss
 from trainer.models.decoder import rotate
-from trainer.parallelism import parallelize, replicate
+from trainer.parallelism import parallelize, wrap_in_ddp
 from trainer.precision import Precision
 from trainer.settings import Environment
 from trainyard.config.training import TrainerConfig
@@ -29,7 +29,7 @@ def run_step(config: TrainerConfig, environment: Environment, inspect: Callable[
     model, precision = build(config), Precision(config, CPU)
     with init_distributed(config, environment, CPU) as distributed:
         parallelize(model, config, distributed, precision)
-        module = replicate(model, config, distributed)
+        module = wrap_in_ddp(model, config, distributed)
         tokens = torch.randint(0, 256, (2, 33))
         with precision.autocast():
             loss = module(tokens[:, :-1], tokens[:, 1:])
@@ -97,7 +97,7 @@ def test_activation_checkpointing_saves_memory(alone: Environment, data: str) ->
         model, precision = build(config), Precision(config, CPU)
         with init_distributed(config, alone, CPU) as distributed:
             parallelize(model, config, distributed, precision)
-            module = replicate(model, config, distributed)
+            module = wrap_in_ddp(model, config, distributed)
             tokens = torch.randint(0, 256, (2, 33))
             weights = {parameter.shape for parameter in model.module.parameters()}
             saved: dict[int, int] = {}

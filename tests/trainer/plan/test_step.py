@@ -113,7 +113,7 @@ def test_interleaved_rank_has_all_of_its_stages(rank: int) -> None:
 @pytest.mark.slow
 def test_expert_parallel_ranks_exchange_tokens() -> None:
     """Per layer and micro-batch: numbers and rows to the experts, and their results; for gradients the rows only."""
-    experts = {"architecture": "qwen3_moe", "experts": 16, "experts_per_token": 2, "expert_size": 64}
+    experts = {"architecture": "qwen3_moe", "experts": 16, "experts_per_token": 2, "expert_intermediate_size": 64}
     planned = plan(8, parallel={"data": "fsdp", "expert": 4}, model={**MODEL, **experts})
     assert counts(planned)["all_to_all", "expert"] == 4 * 4 * (3 + 2)
     rows = 2 * 128 * 64 * 4  # bytes: copies of the tokens of a sample, their width, and fp32
@@ -125,7 +125,7 @@ def test_expert_parallel_ranks_exchange_tokens() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("expert", [1, 4])
 def test_each_rank_has_its_part_of_the_experts(expert: int) -> None:
-    experts = {"architecture": "qwen3_moe", "experts": 16, "experts_per_token": 2, "expert_size": 64}
+    experts = {"architecture": "qwen3_moe", "experts": 16, "experts_per_token": 2, "expert_intermediate_size": 64}
     model = TrainerConfig.model_validate({"model": {**MODEL, **experts}}).model
     assert isinstance(model, DecoderConfig)
     planned = plan(8, parallel={"data": "fsdp", "expert": expert}, model={**MODEL, **experts})

@@ -52,7 +52,7 @@ def test_formula_matches_torchs_counter(kind: str, causal: bool) -> None:
 
 def test_flops_of_a_token_are_those_of_its_experts_and_router() -> None:
     """As a feed-forward layer with the width of two experts."""
-    experts = {"architecture": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_size": 48}
+    experts = {"architecture": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_intermediate_size": 48}
     dense = {"architecture": "qwen3", "intermediate_size": 2 * 48}
     with_experts, without = (build(tiny(model=TINY["model"] | keys)).flops for keys in (experts, dense))
     assert with_experts is not None

@@ -94,7 +94,7 @@ def test_mfu_is_over_the_peak_of_all_ranks(alone: Environment, monkeypatch: pyte
 def test_float8_has_the_utilization_of_bf16_too(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"float8": 2e12, "bf16": 1e12}
     monkeypatch.setattr(metrics, "peak_flops", lambda device, precision: peaks[precision])
-    record_steps(alone, [24.0], config=tiny(precision="float8"))
+    record_steps(alone, [24.0], config=tiny(precision="float8", low_precision={"minimum_features": 16}))
     (line,) = lines(alone)
     assert line.mfu is not None
     assert line.bf16_mfu == 2 * line.mfu
@@ -185,8 +185,8 @@ def test_prometheus_parser_reads_the_metrics(alone: Environment) -> None:
 
 
 def test_load_of_experts_is_a_metric(alone: Environment) -> None:
-    record_steps(alone, [2.0], expert_load=1.5)
-    assert lines(alone)[0].expert_load == 1.5
+    record_steps(alone, [2.0], expert_load_imbalance=1.5)
+    assert lines(alone)[0].expert_load_imbalance == 1.5
     (load,) = families((alone.metrics_dir / "trainer.prom").read_text())["trainyard_train_expert_load_ratio"].samples
     assert load.value == 1.5
 

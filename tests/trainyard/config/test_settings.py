@@ -35,7 +35,12 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("job.train", {"model": {"kind": "llama"}}, "job.train.model.kind", "union_tag_invalid"),
     ("job.train", {"model": {"kind": "images", "dim": 64}}, "job.train.model.dim", "extra_forbidden"),
     ("job.train", {"model": {"kind": "hugging_face"}}, "job.train.model", "model_source_missing"),
-    ("job.train", {"optimizer": {"learning_rate": 1e-05}}, "job.train.optimizer", "learning_rate_below_minimum"),
+    (
+        "job.train",
+        {"optimizer": {"learning_rate": 1e-5, "min_learning_rate": 1e-4}},
+        "job.train.optimizer",
+        "learning_rate_below_minimum",
+    ),
     ("job.train", {"precision": "int8"}, "job.train.precision", "literal_error"),
     ("job.train", {"loggers": {"wandb": {"project": ""}}}, "job.train.loggers.wandb.project", "string_too_short"),
     ("job.train", {"loggers": {"mlflow": {"experiment": "e"}}}, "job.train.loggers.mlflow.tracking_uri", "missing"),

@@ -281,14 +281,14 @@ EXAMPLES: dict[str, list[Example]] = {
     "precision_supported_by_gpu": [
         Example({"instance_type": "g4dn.12xlarge"}, "job.train.precision", ("T4", "Set it to fp16")),
         Example(
-            {"instance_type": "p4d.24xlarge", "job.train": {"precision": "float8", "model": {"vocabulary": 512}}},
+            {"instance_type": "p4d.24xlarge", "job.train": {"precision": "float8", "model": {"preset": "1b"}}},
             "job.train.precision",
             ("A100", "Set it to bf16"),
         ),
         Example(
             {
                 "instance_type": "p5.48xlarge",
-                "job.train": {"precision": "mxfp8", "parallel": {"data": "fsdp"}, "model": {"vocabulary": 512}},
+                "job.train": {"precision": "mxfp8", "parallel": {"data": "fsdp"}, "model": {"preset": "1b"}},
             },
             "job.train.precision",
             ("H100", "Set it to bf16"),

@@ -32,7 +32,7 @@ class Spot(StrictModel):
         "those of instance_type.",
     )
     max_price_usd: Number | None = Field(
-        None, gt=0, description="Maximum price of an instance, USD an hour; none: the on-demand price of its type."
+        None, gt=0, description="Maximum price of an instance, USD an hour; null: the on-demand price of its type."
     )
 
 
@@ -41,7 +41,7 @@ class SpotAboveBase(Spot):
 
     base_nodes: Integer = Field(gt=0, description="Nodes of the base: on-demand, or of a reservation.")
     base_reservation: ReservationId | None = Field(
-        None, description="Capacity reservation of the base nodes; none: on-demand."
+        None, description="Capacity reservation of the base nodes; null: on-demand."
     )
 
 
@@ -50,7 +50,7 @@ class Reservation(StrictModel):
 
     id: ReservationId | None = Field(
         None,
-        description="Id of the reservation; none: any open reservation that matches, and On-Demand Instances when "
+        description="Id of the reservation; null: any open reservation that matches, and On-Demand Instances when "
         "these are full.",
     )
     interruptible: bool = Field(
@@ -107,7 +107,7 @@ class CapacitySettings(StrictModel):
         None,
         description="Availability Zones in which the launch searches for capacity, in this order. The zones of the "
         "deployed head and of `trainyard reserve` are tried before them. The head is in the first zone that is tried. "
-        "With FSx only this zone is used. None: the zone of the reservation or existing subnet, else all that offer "
+        "With FSx only this zone is used. null: the zone of the reservation or existing subnet, else all that offer "
         "the instance types.",
     )
     reserve: bool = Field(

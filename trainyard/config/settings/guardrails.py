@@ -11,7 +11,7 @@ class GuardrailSettings(StrictModel):
 
     email: EmailAddress | None = Field(
         None,
-        description="Address for alarms and budget notifications (AWS sends it a confirmation request); none: no "
+        description="Address for alarms and budget notifications (AWS sends it a confirmation request); null: no "
         "notifications.",
     )
     budget: bool = Field(
@@ -22,15 +22,15 @@ class GuardrailSettings(StrictModel):
     budget_usd: Number | None = Field(
         None,
         gt=0,
-        description="Monthly AWS budget of the resources with the stack's tag, USD; none: the maximum cost of a run.",
+        description="Monthly AWS budget of the resources with the stack's tag, USD; null: the maximum cost of a run.",
     )
     max_cost_usd: Number | None = Field(
-        None, gt=0, description="The preview refuses a run that could cost more, USD; none: no limit."
+        None, gt=0, description="The preview refuses a run that could cost more, USD; null: no limit."
     )
     idle_timeout_minutes: Number | None = Field(
         60.0,
         ge=10,
-        description="Minutes with idle GPUs (or CPUs) on all nodes after which a run is stopped; none: never.",
+        description="Minutes with idle GPUs (or CPUs) on all nodes after which a run is stopped; null: never.",
     )
 
 
@@ -39,6 +39,6 @@ class IdentitySettings(StrictModel):
 
     permissions_boundary: PolicyArn | None = Field(
         None,
-        description="Permissions boundary of each IAM role of the stack; none: the stack creates one, which allows its "
+        description="Permissions boundary of each IAM role of the stack; null: the stack creates one, which allows its "
         "own resources and the sources of the job.",
     )

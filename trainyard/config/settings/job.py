@@ -20,11 +20,11 @@ class JobSettings(JobSpec):
 
     dataset: DatasetName | None = Field(
         None,
-        description="Dataset under datasets/ in the data bucket (`trainyard data put`); none: the job reads the bucket "
+        description="Dataset under datasets/ in the data bucket (`trainyard data put`); null: the job reads the bucket "
         "of job.data, or no data.",
     )
     processes_per_node: Integer | None = Field(
-        None, gt=0, description="Processes on each node; none: one per GPU, or one on CPU nodes."
+        None, gt=0, description="Processes on each node; null: one per GPU, or one on CPU nodes."
     )
     source: str | None = Field(
         None,
@@ -42,7 +42,7 @@ class JobSettings(JobSpec):
         None,
         ge=0,
         description="Minutes for which the nodes are kept after the job has ended, and billed, so that the next run "
-        "starts on them. None: 0 after success, 15 after a failure of the job. They are never kept longer than "
+        "starts on them. null: 0 after success, 15 after a failure of the job. They are never kept longer than "
         "time_limit_minutes after the launch.",
     )
 
@@ -110,7 +110,7 @@ class LaunchSettings(StrictModel):
     wait: bool | None = Field(
         None,
         description="Whether `pulumi up` returns when the job has started, or false: when all nodes are launched, "
-        "which the controller then follows (`trainyard status --wait`). None: false where the environment variable CI "
+        "which the controller then follows (`trainyard status --wait`). null: false where the environment variable CI "
         "is set, as CI systems do. Nodes that are added to an active run are always waited for.",
     )
     startup_timeout_minutes: Number = Field(

@@ -32,10 +32,10 @@ class NetworkSettings(StrictModel):
     cidr: IPv4Network = Field(
         IPv4Network("10.42.0.0/16"), description="Private IPv4 CIDR block of the stack's VPC, /16 to /24."
     )
-    efa: bool | None = Field(None, description="Elastic Fabric Adapter; none: where the instance type supports it.")
+    efa: bool | None = Field(None, description="Elastic Fabric Adapter; null: where the instance type supports it.")
     placement_group: bool | None = Field(
         None,
-        description="Cluster placement group; none: where the instance type supports it, for On-Demand Instances "
+        description="Cluster placement group; null: where the instance type supports it, for On-Demand Instances "
         "without open reservations. A reservation in capacity brings its own.",
     )
     nat_gateway: bool = Field(
@@ -44,7 +44,7 @@ class NetworkSettings(StrictModel):
         "AWS service that nodes call.",
     )
     flow_log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 180, 365] | None = Field(
-        30, description="Retention of the VPC's flow logs, days; none: no flow logs."
+        30, description="Retention of the VPC's flow logs, days; null: no flow logs."
     )
     readable_buckets: tuple[BucketName, ...] = Field(
         (),
@@ -52,7 +52,7 @@ class NetworkSettings(StrictModel):
         "of the VPC's S3 endpoint allows these, the buckets of the stack and of this file, and those of AWS.",
     )
     existing: ExistingNetwork | None = Field(
-        None, description="Existing VPC and subnet to use; none: the stack creates a VPC."
+        None, description="Existing VPC and subnet to use; null: the stack creates a VPC."
     )
 
     @field_validator("cidr", mode="before")

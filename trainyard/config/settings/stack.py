@@ -45,7 +45,7 @@ class StackSettings(StrictModel):
         None,
         gt=0,
         description="Nodes with which the job continues while lost nodes cannot be replaced: with the same global "
-        "batch size, and with all nodes again when they are ready. None: the job waits for all nodes.",
+        "batch size, and with all nodes again when they are ready. null: the job waits for all nodes.",
     )
     capacity: CapacitySettings = Field(
         default_factory=CapacitySettings, description="Purchase option of the workers, and the search for capacity."
@@ -54,7 +54,7 @@ class StackSettings(StrictModel):
         None,
         description="AMI of the workers: deep-learning (the AWS Deep Learning AMI, with driver and EFA), "
         "ubuntu-24.04 or debian-12, each at the release of infra/lookups/image.py or at a named one "
-        "(deep-learning-20260724); or an AMI id. None: deep-learning on GPU types, else ubuntu-24.04. Only a changed "
+        "(deep-learning-20260724); or an AMI id. null: deep-learning on GPU types, else ubuntu-24.04. Only a changed "
         "value changes the AMI of the workers: a newer version of this project does not. The head boots the newest "
         "ubuntu-24.04 (or debian-12, as the workers) that was released before the month of the update; with "
         "ubuntu-24.04 or debian-12 at a named release, that release.",
@@ -65,7 +65,7 @@ class StackSettings(StrictModel):
     root_volume_gib: Integer = Field(100, ge=30, le=16384, description="Root volume of each node, GiB of gp3.")
     network: NetworkSettings = Field(default_factory=NetworkSettings, description="The network.")
     storage: StorageSettings = Field(default_factory=StorageSettings, description="The data bucket and its KMS key.")
-    fsx: FsxSettings | None = Field(None, description="Shared FSx for Lustre file system; none: S3 only.")
+    fsx: FsxSettings | None = Field(None, description="Shared FSx for Lustre file system; null: S3 only.")
     identity: IdentitySettings = Field(default_factory=IdentitySettings, description="IAM roles of head and workers.")
     guardrails: GuardrailSettings = Field(
         default_factory=GuardrailSettings, description="Limits of cost and idle time."

@@ -25,11 +25,11 @@ class StorageSettings(StrictModel):
     bucket: BucketName | None = Field(
         None,
         description="Existing bucket, whose configuration is not changed. It belongs to one stack: the object "
-        "trainyard-stack.txt names it. None: the stack creates a bucket.",
+        "trainyard-stack.txt names it. null: the stack creates a bucket.",
     )
     kms_key: KeyArn | None = Field(
         None,
-        description="Existing KMS key for the bucket, root volumes and file system; none: the stack creates one with "
+        description="Existing KMS key for the bucket, root volumes and file system; null: the stack creates one with "
         "yearly rotation. An existing bucket must use it or the S3 managed key.",
     )
     noncurrent_version_days: Integer = Field(
@@ -41,7 +41,7 @@ class StorageSettings(StrictModel):
         description="Days after the end of a run for which its newest checkpoint and its results stay readable. The "
         "next launch, stop or destroy then tags them, and S3 moves them to S3 Glacier Deep Archive. Never moved: the "
         "newest checkpoint and the newest results of the bucket, and a run that job.resume names. Older checkpoints of "
-        "the built-in trainer move this many days after they were written. None: never.",
+        "the built-in trainer move this many days after they were written. null: never.",
     )
     lock_results_days: Integer | None = Field(
         None,
@@ -49,12 +49,12 @@ class StorageSettings(StrictModel):
         le=36500,
         description="Days after the end of a run that succeeded for which S3 Object Lock (governance mode) keeps its "
         "results, runs/<run>/results/: these versions can be neither deleted nor overwritten. Enables Object Lock on "
-        "the data bucket, which S3 cannot disable. None: no lock.",
+        "the data bucket, which S3 cannot disable. null: no lock.",
     )
     access_log_bucket: BucketName | None = Field(
         None,
         description="Existing bucket of the same account and region to which S3 writes server access logs of the data "
-        "bucket, below access-logs/<project>/<stack>/ (see deploy.md). None: no access logs.",
+        "bucket, below access-logs/<project>/<stack>/ (see deploy.md). null: no access logs.",
     )
 
 
@@ -68,7 +68,7 @@ class FsxSettings(StrictModel):
     )
     storage_capacity_gib: Integer = Field(1200, description="Storage capacity, GiB: 1200 or a multiple of 2400.")
     throughput_mbps_per_tib: Throughput | None = Field(
-        None, description="Throughput of PERSISTENT_2, MB/s per TiB; none: 250. SCRATCH_2 always has 200."
+        None, description="Throughput of PERSISTENT_2, MB/s per TiB; null: 250. SCRATCH_2 always has 200."
     )
     data_repository: bool = Field(
         False,
@@ -83,7 +83,7 @@ class FsxSettings(StrictModel):
     metadata_iops: Integer | Literal["automatic"] | None = Field(
         None,
         description="Metadata IOPS of PERSISTENT_2: 1500, 3000, 6000, 12000 or a multiple of 12000 up to 192000; "
-        "automatic: by storage capacity. None: no metadata configuration, or automatic with efa. AWS bills IOPS above "
+        "automatic: by storage capacity. null: no metadata configuration, or automatic with efa. AWS bills IOPS above "
         "the automatic number, which the cost estimate does not include.",
     )
     efa: bool = Field(
@@ -96,7 +96,7 @@ class FsxSettings(StrictModel):
         None,
         ge=0,
         le=90,
-        description="Retention of daily backups, days; none: 7 for PERSISTENT_2 without data_repository and export, "
+        description="Retention of daily backups, days; null: 7 for PERSISTENT_2 without data_repository and export, "
         "else no backups, because AWS supports none.",
     )
 

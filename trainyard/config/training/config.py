@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from trainyard.base import StrictModel
 from trainyard.config.field_types import Integer, Number, validation_error
 from trainyard.config.training.loggers import LoggersConfig
+from trainyard.config.training.low_precision import LOW_PRECISIONS, LowPrecisionConfig, low_precision_error
 from trainyard.config.training.models import DecoderConfig, ModelConfig
 from trainyard.config.training.parallel import Layout, ParallelConfig, parallel_layout, parallel_problems
 from trainyard.errors import Problem
@@ -18,8 +19,8 @@ class OptimizerConfig(StrictModel):
 
     kind: Literal["adamw", "muon"] = Field(
         "adamw",
-        description="AdamW; or Muon for the matrices of hidden layers, with AdamW for all other parameters. Both have "
-        "the learning rate of AdamW.",
+        description="AdamW for all parameters; or Muon for the matrices in the blocks, and AdamW for all other "
+        "parameters. Muon scales its updates to those of AdamW: the same learning rate is suitable.",
     )
     momentum: Number = Field(0.95, ge=0, lt=1, description="Momentum of Muon.")
     learning_rate: Number = Field(3e-3, gt=0, description="Peak learning rate, reached after warm-up.")
@@ -29,9 +30,13 @@ class OptimizerConfig(StrictModel):
         "decay_steps (wsd: warmup, stable, decay); or the peak (constant).",
     )
     decay_steps: Integer | None = Field(
-        None, gt=0, description="Last steps of the job, in which wsd decays; none: a tenth of steps."
+        None, gt=0, description="Last steps of the job, in which wsd decays; null: a tenth of steps."
     )
-    min_learning_rate: Number = Field(3e-4, ge=0, description="Learning rate at the last step.")
+    min_learning_rate: Number | None = Field(
+        None,
+        ge=0,
+        description="Learning rate at the last step with cosine and wsd, at most learning_rate; null: a tenth of it.",
+    )
     warmup_steps: Integer = Field(10, ge=0, description="Steps of linear warm-up.")
     weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay, on matrices only.")
     beta1: Number = Field(0.9, ge=0, lt=1, description="AdamW's first moment decay.")
@@ -48,12 +53,17 @@ class OptimizerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _floor_below_peak(self) -> Self:
-        if self.min_learning_rate > self.learning_rate:
+        if self.last_learning_rate > self.learning_rate:
             raise validation_error(
                 "learning_rate_below_minimum",
                 f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}",
             )
         return self
+
+    @property
+    def last_learning_rate(self) -> float:
+        """Learning rate at the last step of the schedules cosine and wsd."""
+        return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
 
 
 class MemoryConfig(StrictModel):
@@ -61,16 +71,16 @@ class MemoryConfig(StrictModel):
 
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="Recomputation of a block in the backward pass: nothing, all except matrix products and attention "
-        "(selective), or everything (full).",
+        description="Activations of a block that the backward pass recomputes: none, all except the results of matrix "
+        "products and attention (selective), or all (full).",
     )
     loss_chunk_tokens: Integer | None = Field(
         2048,
         gt=0,
-        description="Tokens whose logits are in memory at once; none: the whole micro-batch.",
+        description="Tokens whose logits are in memory at once; null: the whole micro-batch.",
     )
     compile: bool | None = Field(
-        None, description="Apply torch.compile to each block and to the loss; none: on GPUs only."
+        None, description="Apply torch.compile to each block and to the loss; null: on GPUs only."
     )
     snapshot: bool = Field(
         False,
@@ -88,17 +98,17 @@ class DataConfig(StrictModel):
         "each rank reads the same parts in every epoch, from its node's cache.",
     )
     shuffle_block_samples: Integer | None = Field(
-        None, gt=0, description="Samples of a stream that are shuffled together; none: 65,536, or 1,024 images."
+        None, gt=0, description="Samples of a stream that are shuffled together; null: 65,536, or 1,024 images."
     )
     workers: Integer | None = Field(
         None,
         ge=0,
-        description="Data loader workers of each rank; none: 0 for tokens; for images "
+        description="Data loader workers of each rank; null: 0 for tokens; for images "
         "2 without GPU, else its share of the cores less one, at most 12.",
     )
     prefetch: Integer = Field(2, gt=0, description="Micro-batches that each worker prefetches.")
     cache_gib: Number | None = Field(
-        None, gt=0, description="Size of a node's cache of shards, GiB; none: 90 % of the free disk space."
+        None, gt=0, description="Size of a node's cache of shards, GiB; null: 90 % of the free disk space."
     )
     mask_probability: Number = Field(0.15, gt=0, lt=1, description="Share of masked tokens in the task masked.")
     separate_documents: bool = Field(
@@ -117,12 +127,12 @@ class CheckpointConfig(StrictModel):
     interval_steps: Integer | None = Field(
         None,
         gt=0,
-        description="Steps between checkpoints; none: interval_seconds. The last step always saves one.",
+        description="Steps between checkpoints; null: interval_seconds. The last step always saves one.",
     )
     interval_seconds: Number | None = Field(
         None,
         gt=0,
-        description="Seconds between checkpoints; none, and no interval_steps: the optimum for the measured time of a "
+        description="Seconds between checkpoints; null, and no interval_steps: the optimum for the measured time of a "
         "save and mean_hours_between_failures, from 60 seconds to 30 minutes.",
     )
     mean_hours_between_failures: Number = Field(
@@ -140,18 +150,20 @@ class CheckpointConfig(StrictModel):
     memory_interval_steps: Integer | None = Field(
         None,
         gt=0,
-        description="Steps between copies in host memory; none: as often as they delay training by at most 2 %.",
+        description="Steps between copies in host memory; null: as often as they delay training by at most 2 %.",
     )
-    keep_last: Integer | None = Field(None, gt=0, description="Number of newest checkpoints to keep; none: all.")
+    keep_last: Integer | None = Field(None, gt=0, description="Number of newest checkpoints to keep; null: all.")
     keep_every_steps: Integer | None = Field(
-        None, gt=0, description="Also keep the first checkpoint from each n-th step on."
+        None,
+        gt=0,
+        description="Also keep, for each multiple n of this number of steps, the first checkpoint of step n or later.",
     )
     export: tuple[Literal["safetensors", "int8"], ...] = Field(
         (),
         description="Formats exported to results/export/ by a finished run: safetensors, int8 (torchao).",
     )
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="Type of exported weights; none: that of model.path for the decoder, or float32."
+        None, description="Type of exported weights; null: that of model.path for the decoder, or float32."
     )
 
     @model_validator(mode="after")
@@ -186,7 +198,7 @@ class TimeoutsConfig(StrictModel):
     step_seconds: Number | None = Field(
         None,
         gt=0,
-        description="Limit of the other steps; none: 10 times the median of the last 50 steps, from 60 seconds to "
+        description="Limit of the other steps; null: 10 times the median of the last 50 steps, from 60 seconds to "
         "first_step_seconds.",
     )
     data_seconds: Number = Field(900, gt=0, description="Limit of the wait for a micro-batch, as in an outage of S3.")
@@ -210,34 +222,6 @@ class ProfileConfig(StrictModel):
     ranks: tuple[Integer, ...] = Field((0,), min_length=1, description="Traced ranks.")
 
 
-class LowPrecisionConfig(StrictModel):
-    """Linear layers of the blocks in precision float8, mxfp8 or nvfp4."""
-
-    float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
-        "tensorwise",
-        description="torchao's recipe of float8: one scale per tensor (tensorwise, the fastest), one per row "
-        "(rowwise), or one per row with the gradients of weights in bf16 (rowwise_with_gw_hp, the most accurate).",
-    )
-    minimum_features: Integer = Field(
-        1024,
-        gt=0,
-        description="Linear layers with fewer inputs or outputs on a rank remain in bf16: their conversion takes "
-        "longer than it saves.",
-    )
-    bf16_blocks: Integer = Field(
-        0,
-        ge=0,
-        description="Number of blocks, the last of the model, that remain in bf16: nvfp4 may need some 15 % (NVIDIA, "
-        "arXiv 2509.25149).",
-    )
-
-
-LOW_PRECISIONS = ("float8", "mxfp8", "nvfp4")
-# Sizes of a matrix product are multiples of 16 bytes (torch._scaled_mm), blocks with one scale (mxfp8), or tiles of
-# torchao's kernels (nvfp4).
-_MULTIPLES = {"float8": 16, "mxfp8": 32, "nvfp4": 128}
-
-
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -257,7 +241,7 @@ class TrainerConfig(StrictModel):
 
     model: ModelConfig = Field(default_factory=DecoderConfig, description="The model.")
     lora: LoraConfig | None = Field(
-        None, description="Low-rank adaptation of the decoder's weights in model.path; none: all weights are trained."
+        None, description="Low-rank adaptation of the decoder's weights in model.path; null: all weights are trained."
     )
     parallel: ParallelConfig = Field(default_factory=ParallelConfig, description="Parallelism over the ranks.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="Optimizer and schedule.")
@@ -270,70 +254,46 @@ class TrainerConfig(StrictModel):
         default_factory=LoggersConfig, description="Services that get the metrics, besides the files of the run."
     )
     profile: ProfileConfig | None = Field(
-        None, description="Traced steps; none: only on request, by the file PROFILE_REQUEST."
+        None, description="Traced steps; null: only on request, by the file PROFILE_REQUEST."
     )
     steps: Integer = Field(60, gt=0, description="Optimizer steps of the run.")
-    batch_size: Integer = Field(32, gt=0, description="Samples per optimizer step, over all ranks.")
-    micro_batch_size: Integer = Field(4, gt=0, description="Samples per forward pass on one rank.")
+    batch_size: Integer = Field(
+        32, gt=0, description="Samples per optimizer step, over all ranks: the global batch size."
+    )
+    micro_batch_size: Integer = Field(
+        4,
+        gt=0,
+        description="Samples per forward pass on one rank. A rank accumulates the gradients of batch_size / "
+        "(micro_batch_size x data parallel ranks) micro-batches.",
+    )
     precision: Literal["fp32", "bf16", "fp16", "float8", "mxfp8", "nvfp4"] = Field(
         "bf16",
-        description="Precision of forward and backward pass; weights and optimizer states are fp32. float8, mxfp8 and "
-        "nvfp4 (torchao): matrix products in 8 or 4 bits, the rest in bf16, on GPUs that support it.",
+        description="Precision of the forward and backward pass. Mixed precision: parameters, gradient sums and "
+        "optimizer states are fp32, except the frozen weights of lora. float8, mxfp8 and nvfp4 (torchao): linear "
+        "layers of the blocks have matrix products of FP8, MXFP8 or NVFP4 inputs, all else is bf16.",
     )
     low_precision: LowPrecisionConfig = Field(
         default_factory=LowPrecisionConfig, description="Settings of the precisions float8, mxfp8 and nvfp4."
     )
     seed: Integer = Field(1234, ge=0, lt=2**63, description="Seed of the initial weights and of the data order.")
     deterministic: bool | None = Field(
-        None, description="Bit-identical results in every run on the same ranks, slower on GPUs; none: on CPUs only."
+        None, description="Bit-identical results in every run on the same ranks, slower on GPUs; null: on CPUs only."
     )
     recovery: Literal["restart", "in_process"] = Field(
         "restart",
         description="After a signal ends a rank: restart all ranks from the newest saved state, or replace that rank "
         "(in_process): the others keep their processes, and the new rank copies their state. Needs the whole model "
-        "on each rank (parallel.data ddp without tensor and pipeline parallelism).",
+        "on each rank (parallel.data ddp without tensor and pipeline parallelism), and at least two ranks.",
     )
-    threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; none: cores / processes.")
+    threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; null: cores / processes.")
 
     @model_validator(mode="after")
     def _low_precision_is_supported(self) -> Self:
-        precision, recipe = self.precision, self.low_precision.float8_recipe
-        if precision not in LOW_PRECISIONS:
-            return self
-        if self.model.kind != "decoder":
-            raise validation_error("low_precision_unsupported", f"precision {precision} is for the built-in decoder")
-        needs_fsdp = precision != "float8" or recipe == "rowwise_with_gw_hp"
-        if needs_fsdp and not self.parallel.sharded:
-            of = f"low_precision.float8_recipe {recipe}" if precision == "float8" else f"precision {precision}"
-            reason = f"{of} needs weights in bf16, which parallel.data fsdp and hsdp have, and it is ddp"
-            raise validation_error("low_precision_unsupported", reason)
-        if precision != "float8" and self.parallel.tensor > 1:
-            reason = f"precision {precision} needs parallel.tensor 1, and it is {self.parallel.tensor}"
-            raise validation_error("low_precision_unsupported", reason)
-        if unaligned := self._unaligned_sizes(_MULTIPLES[precision]):
-            reason = f"precision {precision} needs multiples of {_MULTIPLES[precision]}, and the model has "
-            raise validation_error("low_precision_unaligned_sizes", reason + ", ".join(unaligned))
+        if self.precision in LOW_PRECISIONS:
+            settings = self.low_precision, self.model, self.parallel, self.micro_batch_size
+            if (error := low_precision_error(self.precision, *settings)) is not None:
+                raise error
         return self
-
-    def _unaligned_sizes(self, multiple: int) -> list[str]:
-        """Return the sizes of matrix products that are no multiples: of weights, and for their gradients the tokens."""
-        model, tensor = self.model, self.parallel.tensor
-        if not isinstance(model, DecoderConfig) or not model.has_shape:
-            return []
-        sizes = {
-            "dim": model.dim,
-            "intermediate_size": model.intermediate_size,
-            "kv_heads x width of a head": model.kv_heads * model.head_size,
-        }
-        unaligned = [
-            f"{name} {size}" + (f" / parallel.tensor {tensor}" if tensor > 1 else "")
-            for name, size in sizes.items()
-            if size % (multiple * tensor)
-        ]
-        tokens = model.sequence_length // self.parallel.context
-        if self.precision != "nvfp4":  # whose kernels need it for each sequence
-            tokens *= self.micro_batch_size
-        return [*unaligned, *([f"tokens of a micro-batch on a rank {tokens}"] if tokens % multiple else [])]
 
     @model_validator(mode="after")
     def _async_tensor_has_an_effect(self) -> Self:
@@ -378,11 +338,7 @@ class TrainerConfig(StrictModel):
             return self
         adapted = sorted({"gate_proj", "up_proj", "down_proj"} & set(self.lora.targets if self.lora else ()))
         reason = None
-        if self.precision in LOW_PRECISIONS:
-            reason = (
-                f"precision {self.precision} is for linear layers, and the experts have most of the products: set bf16"
-            )
-        elif "int8" in self.checkpoint.export:
+        if "int8" in self.checkpoint.export:
             reason = "checkpoint.export int8 is for linear layers, and the experts have most of the weights: remove it"
         elif adapted:
             reason = f"lora does not adapt experts: remove {', '.join(adapted)} from lora.targets"

@@ -23,8 +23,8 @@ class WandbConfig(StrictModel):
     """Metrics in Weights & Biases. The environment has WANDB_API_KEY, and WANDB_BASE_URL for another server."""
 
     project: str = Field(min_length=1, description="Project of the run.")
-    entity: str | None = Field(None, min_length=1, description="User or team; none: the default of the API key.")
-    name: str | None = Field(None, min_length=1, description="Name of the run; none: the run id.")
+    entity: str | None = Field(None, min_length=1, description="User or team; null: the default of the API key.")
+    name: str | None = Field(None, min_length=1, description="Name of the run; null: the run id.")
     mode: Literal["online", "offline"] = Field(
         "online", description="offline: into files, which are uploaded to results/wandb/ for `wandb sync`."
     )
@@ -37,7 +37,7 @@ class MlflowConfig(StrictModel):
         min_length=1, description="URL of the tracking server."
     )
     experiment: str = Field(min_length=1, description="Experiment of the run; it is created if it does not exist.")
-    name: str | None = Field(None, min_length=1, description="Name of the run; none: the run id.")
+    name: str | None = Field(None, min_length=1, description="Name of the run; null: the run id.")
 
 
 class LoggersConfig(StrictModel):

@@ -79,7 +79,7 @@ class DecoderConfig(StrictModel):
     layers: Integer = Field(4, gt=0, description="Number of decoder blocks.")
     heads: Integer = Field(4, gt=0, description="Number of query heads.")
     kv_heads: Integer = Field(2, gt=0, description="Number of key and value heads; divides heads.")
-    head_dim: Integer | None = Field(None, gt=0, description="Width of a head, even; none: dim / heads.")
+    head_dim: Integer | None = Field(None, gt=0, description="Width of a head, even; null: dim / heads.")
     intermediate_size: Integer = Field(
         384, gt=0, description="Width of the SwiGLU feed-forward layer; not used by qwen3_moe."
     )
@@ -87,15 +87,15 @@ class DecoderConfig(StrictModel):
     experts_per_token: Integer | None = Field(
         None, gt=0, description="qwen3_moe: experts that compute a token, those with the highest probabilities."
     )
-    expert_size: Integer | None = Field(
+    expert_intermediate_size: Integer | None = Field(
         None, gt=0, description="qwen3_moe: width of an expert, as `dim` a multiple of 8."
     )
-    router_balance: Number = Field(
+    router_aux_loss_coef: Number = Field(
         1e-3,
         ge=0,
-        description="qwen3_moe: coefficient of the loss that evens the load of the experts (Switch Transformer, "
-        "arXiv 2101.03961, equation 4), summed over the layers. It has a gradient, and is no part of the reported "
-        "loss.",
+        description="qwen3_moe: coefficient of the auxiliary load-balancing loss (Switch Transformer, arXiv "
+        "2101.03961, equation 4), which has the scale of transformers: experts_per_token if all experts have the same "
+        "load. It has a gradient, and is no part of the reported loss.",
     )
     vocabulary: Integer = Field(256, gt=1, description="Number of token ids; 256 for bytes.")
     sequence_length: Integer = Field(128, gt=1, description="Tokens per training sequence.")
@@ -129,7 +129,7 @@ class DecoderConfig(StrictModel):
 
     @model_validator(mode="after")
     def _experts_are_complete(self) -> Self:
-        keys = ("experts", "experts_per_token", "expert_size")
+        keys = ("experts", "experts_per_token", "expert_intermediate_size")
         missing = [key for key in keys if getattr(self, key) is None]
         if self.architecture != "qwen3_moe" and len(missing) < len(keys):
             key = next(key for key in keys if key not in missing)
@@ -138,14 +138,14 @@ class DecoderConfig(StrictModel):
             )
         if self.architecture != "qwen3_moe" or not self.has_shape:
             return self
-        if self.experts is None or self.experts_per_token is None or self.expert_size is None:
+        if self.experts is None or self.experts_per_token is None or self.expert_intermediate_size is None:
             raise validation_error("experts_missing", f"the architecture qwen3_moe needs {' and '.join(missing)}")
         if self.experts_per_token > self.experts:
             raise validation_error(
                 "too_many_experts_per_token",
                 f"experts_per_token {self.experts_per_token} must be at most experts {self.experts}",
             )
-        for key, size in (("dim", self.dim), ("expert_size", self.expert_size)):
+        for key, size in (("dim", self.dim), ("expert_intermediate_size", self.expert_intermediate_size)):
             if size % EXPERT_ALIGNMENT:
                 raise validation_error(
                     "unaligned_experts", f"{key} {size} must be a multiple of {EXPERT_ALIGNMENT} for qwen3_moe"
@@ -169,7 +169,7 @@ class DecoderConfig(StrictModel):
     def shape(self) -> dict[str, Any]:
         """Settings that determine names, sizes and use of the weights, as JSON values."""
         return self.model_copy(update={"path": None, "weights": False}).model_dump(
-            mode="json", exclude={"path", "weights", "router_balance"}
+            mode="json", exclude={"path", "weights", "router_aux_loss_coef"}
         )
 
     @property
@@ -190,16 +190,18 @@ class DecoderConfig(StrictModel):
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        if self.experts is None or self.expert_size is None:
+        if self.experts is None or self.expert_intermediate_size is None:
             return self._parameters_with(3 * self.dim * self.intermediate_size)
-        return self._parameters_with(self.experts * (self.dim + 3 * self.dim * self.expert_size))
+        return self._parameters_with(self.experts * (self.dim + 3 * self.dim * self.expert_intermediate_size))
 
     @property
     def active_parameters(self) -> int:
         """Number of parameters that compute one token: all, except those of the experts that it is not routed to."""
-        if self.experts is None or self.expert_size is None or self.experts_per_token is None:
+        if self.experts is None or self.expert_intermediate_size is None or self.experts_per_token is None:
             return self.parameters
-        return self._parameters_with(self.dim * (self.experts + 3 * self.experts_per_token * self.expert_size))
+        return self._parameters_with(
+            self.dim * (self.experts + 3 * self.experts_per_token * self.expert_intermediate_size)
+        )
 
     def _parameters_with(self, feed_forward: int) -> int:
         """Return the number of parameters. `feed_forward`: those of one block that are neither attention nor norm."""
@@ -271,7 +273,7 @@ class CustomModelConfig(StrictModel):
     small_settings: dict[str, JsonValue] | None = Field(
         None,
         description="Keyword arguments that replace some of `settings` in a rehearsal, so that two cores can train it; "
-        "none: a rehearsal trains a small decoder.",
+        "null: a rehearsal trains a small decoder.",
     )
 
     @property

@@ -18,46 +18,47 @@ class ParallelConfig(StrictModel):
 
     data: Literal["ddp", "fsdp", "hsdp"] = Field(
         "ddp",
-        description="Data parallelism: each rank has the whole model (ddp), a shard of it (fsdp), or a shard in its "
-        "group and a replica in each group (hsdp).",
+        description="Data parallelism: each rank has all parameters (ddp), a shard of each (fsdp), or a shard of each "
+        "in a group that has all of them (hsdp). With tensor and pipeline parallelism: those of its part of the "
+        "layers.",
     )
     shard: Integer | None = Field(
-        None, gt=0, description="Ranks of an hsdp shard group; none: the data parallel ranks of one node."
+        None, gt=0, description="Ranks of a shard group of hsdp; null: the data parallel ranks of one node."
     )
     reshard_after_forward: bool = Field(
         True,
-        description="Free the gathered weights of a block after its forward pass (fsdp, hsdp): less memory, more "
-        "communication.",
+        description="Free the gathered weights of a block after its forward pass (fsdp and hsdp without a pipeline): "
+        "less memory, more communication.",
     )
     reduce_per_step: bool = Field(
         False,
-        description="Reduce gradients once per step instead of once per micro-batch (fsdp, hsdp): less communication, "
-        "but each rank has 4 bytes for each parameter of the model.",
+        description="Reduce-scatter gradients once per step instead of once per micro-batch (fsdp and hsdp without a "
+        "pipeline): less communication, but each rank has unsharded fp32 gradients, 4 bytes per parameter.",
     )
     context: Integer = Field(
         1,
         gt=0,
-        description="Context parallel degree: ranks with a part of each sequence. They also share the shards of fsdp.",
+        description="Context parallel degree: ranks that share each sequence. They are also ranks of fsdp's shards.",
     )
-    tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks that share each layer.")
+    tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks of one node that share the layers.")
     async_tensor: bool = Field(
         False,
-        description="Overlap the communication of tensor parallelism with parts of its matrix products. Needs "
-        "compiled blocks and NVIDIA GPUs.",
+        description="Asynchronous tensor parallelism: overlap its communication with its matrix products, part by "
+        "part. Needs compiled blocks and NVIDIA GPUs.",
     )
     expert: Integer = Field(
         1,
         gt=0,
-        description="Expert parallel degree: data parallel ranks that have different experts, and exchange the tokens "
-        "for them (qwen3_moe, fsdp). Divides the experts and the ranks.",
+        description="Expert parallel degree (qwen3_moe with fsdp): ranks form groups of this size. Each rank of a "
+        "group has an equal share of the experts, and they exchange the tokens. Divides the experts and the ranks.",
     )
-    pipeline: Integer = Field(1, gt=0, description="Pipeline parallel degree: stages of consecutive layers.")
+    pipeline: Integer = Field(1, gt=0, description="Pipeline parallel degree: ranks with consecutive layers each.")
     schedule: Literal["1f1b", "gpipe", "interleaved_1f1b"] = Field(
         "1f1b",
-        description="Pipeline schedule. With interleaved_1f1b each rank has several stages: the ranks wait less, and "
-        "send more.",
+        description="Pipeline schedule. With interleaved_1f1b each rank has several stages of layers: a smaller "
+        "pipeline bubble, more communication.",
     )
-    stages_per_rank: Integer | None = Field(None, gt=1, description="Stages of a rank with interleaved_1f1b; none: 2.")
+    stages_per_rank: Integer | None = Field(None, gt=1, description="Stages of a rank with interleaved_1f1b; null: 2.")
 
     @property
     def ranks_per_sample(self) -> int:
@@ -157,6 +158,10 @@ def parallel_problems(
         yield Problem(
             "parallel.tensor", parallel.tensor, reason, "Set it to a divisor", "tensor_parallel_not_a_divisor"
         )
+    if not parallel.reshard_after_forward and (parallel.data == "ddp" or parallel.pipeline > 1):
+        which = "parallel.data is ddp" if parallel.data == "ddp" else f"parallel.pipeline is {parallel.pipeline}"
+        reason = f"{which}, which never frees gathered weights after a forward pass"
+        yield Problem("parallel.reshard_after_forward", False, reason, "Remove it", "reshard_without_effect")
     if parallel.reduce_per_step and (parallel.data == "ddp" or parallel.pipeline > 1):
         which = "parallel.data is ddp" if parallel.data == "ddp" else f"parallel.pipeline is {parallel.pipeline}"
         reason = f"{which}, which always reduces gradients once per step"
@@ -252,8 +257,8 @@ def _model_problems(parallel: ParallelConfig, model: ModelConfig) -> Iterator[Pr
 def _unsupported_with_experts(parallel: ParallelConfig) -> Iterator[Problem]:
     for key, degree in (("tensor", parallel.tensor), ("pipeline", parallel.pipeline)):
         if degree > 1:
-            reason = "a model with experts supports data and expert parallelism only"
-            fix = "Set it to 1; with data: fsdp each rank has a shard of every parameter"
+            reason = f"a model with experts does not support parallel.{key}"
+            fix = "Set it to 1; parallel.data fsdp, expert and context also distribute the memory"
             yield Problem(f"parallel.{key}", degree, reason, fix, "parallelism_unsupported_by_experts")
 
 

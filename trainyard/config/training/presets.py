@@ -22,8 +22,12 @@ _QWEN: dict[str, Any] = {"vocabulary": 151_936, "sequence_length": 8192, "rope_t
 _SMALL: dict[str, Any] = {"vocabulary": 32_000, "sequence_length": 1024}
 
 
-def _experts(experts: int, experts_per_token: int, expert_size: int) -> dict[str, Any]:
-    sizes = {"experts": experts, "experts_per_token": experts_per_token, "expert_size": expert_size}
+def _experts(experts: int, experts_per_token: int, expert_intermediate_size: int) -> dict[str, Any]:
+    sizes = {
+        "experts": experts,
+        "experts_per_token": experts_per_token,
+        "expert_intermediate_size": expert_intermediate_size,
+    }
     return {"architecture": "qwen3_moe", **sizes}
 
 

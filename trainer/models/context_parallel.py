@@ -12,8 +12,11 @@ from torch.distributed._functional_collectives import all_gather_single, all_red
 
 
 @dataclass(frozen=True)
-class SequencePart:
-    """The part of one rank. `group`: name of the process group in torch; `rank`: the rank in it; `ranks`: its size."""
+class ContextShard:
+    """The shard of each sequence that a rank has.
+
+    `group`: name of the process group in torch; `rank`: this rank in it; `ranks`: number of its ranks.
+    """
 
     group: str
     rank: int
