@@ -3,8 +3,9 @@
 The ranks on this machine, two by default, load the same state. `replicated`: each rank has the whole state, as in DDP,
 and loads a checkpoint of that layout. `sharded`: each rank has its shards of FSDP. `resharded`: ranks with the whole
 state load the checkpoint of the shards. The trainer's reader reads each entry once in all ranks, sends it to the ranks
-that need it and verifies its SHA-256. DCP reads for each rank what it needs and verifies nothing. The result is the
-time of the slowest rank. Files are in the page cache; with an S3 server on this machine, also from there.
+that need it and verifies its CRC-32. DCP reads for each rank what it needs and verifies nothing. The result is the
+time of the slowest rank. Files, also those of the S3 server on
+this machine, are in the page cache.
 """
 
 import json
