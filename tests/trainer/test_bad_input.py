@@ -67,33 +67,42 @@ MISTAKES = {
     "an unknown precision": Mistake("literal_error", "config.precision", {"precision": "int4"}),
     "a minimum learning rate above the maximum": Mistake(
         "learning_rate_below_minimum",
-        "config.optimizer",
+        "config.optimizer.min_learning_rate",
         {"optimizer": {"learning_rate": 1e-5, "min_learning_rate": 1e-4}},
     ),
     "asynchronous tensor parallelism without ranks": Mistake(
-        "async_tensor_without_effect", "config", split(async_tensor=True)
+        "async_tensor_without_effect", "config.parallel.async_tensor", split(async_tensor=True)
     ),
     "asynchronous tensor parallelism without compilation": Mistake(
-        "async_tensor_without_effect", "config", split(async_tensor=True, tensor=2) | {"memory": {"compile": False}}
+        "async_tensor_without_effect",
+        "config.parallel.async_tensor",
+        split(async_tensor=True, tensor=2) | {"memory": {"compile": False}},
     ),
     "muon with a loss scale": Mistake(
-        "muon_unsupported", "config", {"optimizer": {"kind": "muon"}, "precision": "fp16"}
+        "muon_unsupported", "config.optimizer.kind", {"optimizer": {"kind": "muon"}, "precision": "fp16"}
     ),
     "muon of experts": Mistake(
-        "muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(preset="174m-a42m")
+        "muon_unsupported", "config.optimizer.kind", {"optimizer": {"kind": "muon"}} | other(preset="174m-a42m")
     ),
     "float8 of a part of few tokens": Mistake(
-        "low_precision_unaligned_sizes", "config", shape(sequence_length=24) | split(context=2) | FLOAT8
+        "low_precision_unaligned_sizes", "config.precision", shape(sequence_length=24) | split(context=2) | FLOAT8
     ),
     "float8 of layers that are too small": Mistake(
-        "low_precision_without_effect", "config", shape() | {"precision": "float8"}
+        "low_precision_without_effect", "config.precision", shape() | {"precision": "float8"}
+    ),
+    "a decay that is longer than the job": Mistake(
+        "decay_longer_than_job",
+        "config.optimizer.decay_steps",
+        {"optimizer": {"schedule": "wsd", "decay_steps": 50, "warmup_steps": 10}, "steps": 55},
     ),
     "float8 of no block": Mistake(
         "low_precision_without_effect",
-        "config",
+        "config.low_precision.bf16_blocks",
         shape() | FLOAT8 | {"low_precision": {"minimum_features": 8, "bf16_blocks": 2}},
     ),
-    "muon of images": Mistake("muon_unsupported", "config", {"optimizer": {"kind": "muon"}} | other(kind="images")),
+    "muon of images": Mistake(
+        "muon_unsupported", "config.optimizer.kind", {"optimizer": {"kind": "muon"}} | other(kind="images")
+    ),
     "a beta of one": Mistake("less_than", "config.optimizer.beta2", {"optimizer": {"beta2": 1}}),
     "an unknown export": Mistake("literal_error", "config.checkpoint.export.0", {"checkpoint": {"export": ["onnx"]}}),
     "no ranks to trace": Mistake("too_short", "config.profile.ranks", {"profile": {"first_step": 1, "ranks": []}}),
@@ -125,19 +134,23 @@ MISTAKES = {
         other(kind="hugging_face", config={"model_type": "x", "auto_map": {}}),
     ),
     "images too small": Mistake("greater_than_equal", "config.model.image_size", other(kind="images", image_size=8)),
-    "float8 of another model": Mistake("low_precision_unsupported", "config", other(kind="images") | FLOAT8),
-    "float8 of odd sizes": Mistake("low_precision_unaligned_sizes", "config", shape(intermediate_size=72) | FLOAT8),
+    "float8 of another model": Mistake("low_precision_unsupported", "config.precision", other(kind="images") | FLOAT8),
+    "float8 of odd sizes": Mistake(
+        "low_precision_unaligned_sizes", "config.precision", shape(intermediate_size=72) | FLOAT8
+    ),
     "float8 of narrow keys": Mistake(
-        "low_precision_unaligned_sizes", "config", shape(dim=32, heads=4, kv_heads=1) | FLOAT8
+        "low_precision_unaligned_sizes", "config.precision", shape(dim=32, heads=4, kv_heads=1) | FLOAT8
     ),
     "float8 with gradients of weights in bf16": Mistake(
         "low_precision_unsupported",
-        "config",
+        "config.low_precision.float8_recipe",
         shape() | FLOAT8 | {"low_precision": {"float8_recipe": "rowwise_with_gw_hp"}},
     ),
-    "float8 of small shards": Mistake("low_precision_unaligned_sizes", "config", shape() | split(tensor=2) | FLOAT8),
+    "float8 of small shards": Mistake(
+        "low_precision_unaligned_sizes", "config.precision", shape() | split(tensor=2) | FLOAT8
+    ),
     "float8 of an odd number of tokens": Mistake(
-        "low_precision_unaligned_sizes", "config", shape(sequence_length=31) | FLOAT8
+        "low_precision_unaligned_sizes", "config.precision", shape(sequence_length=31) | FLOAT8
     ),
     "recomputation of images": Mistake(
         "recomputation_unsupported",
@@ -152,19 +165,23 @@ MISTAKES = {
     "experts of an odd size": Mistake(
         "unaligned_experts", "config.model", shape(**EXPERTS | {"expert_intermediate_size": 12})
     ),
-    "experts in float8": Mistake("experts_unsupported", "config", shape(**EXPERTS) | FLOAT8),
-    "mxfp8 with ddp": Mistake("low_precision_unsupported", "config", shape() | {"precision": "mxfp8"}),
+    "experts in float8": Mistake("experts_unsupported", "config.precision", shape(**EXPERTS) | FLOAT8),
+    "mxfp8 with ddp": Mistake("low_precision_unsupported", "config.precision", shape() | {"precision": "mxfp8"}),
     "nvfp4 with tensor parallelism": Mistake(
-        "low_precision_unsupported", "config", shape() | split(tensor=2, data="fsdp") | {"precision": "nvfp4"}
+        "low_precision_unsupported", "config.precision", shape() | split(tensor=2, data="fsdp") | {"precision": "nvfp4"}
     ),
     "nvfp4 of small sizes": Mistake(
-        "low_precision_unaligned_sizes", "config", shape() | split(data="fsdp") | SMALL | {"precision": "nvfp4"}
+        "low_precision_unaligned_sizes",
+        "config.precision",
+        shape() | split(data="fsdp") | SMALL | {"precision": "nvfp4"},
     ),
     "int8 weights of experts": Mistake(
-        "experts_unsupported", "config", shape(**EXPERTS) | {"checkpoint": {"export": ["int8"]}}
+        "experts_unsupported", "config.checkpoint.export", shape(**EXPERTS) | {"checkpoint": {"export": ["int8"]}}
     ),
     "low-rank matrices of experts": Mistake(
-        "experts_unsupported", "config", shape(**EXPERTS, path="/m", weights=True) | {"lora": {"targets": ["up_proj"]}}
+        "experts_unsupported",
+        "config.lora.targets",
+        shape(**EXPERTS, path="/m", weights=True) | {"lora": {"targets": ["up_proj"]}},
     ),
     # The ranks.
     "weights that no layout frees": Mistake(

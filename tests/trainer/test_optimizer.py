@@ -52,7 +52,7 @@ def test_a_longer_job_has_the_same_rates_before_the_decay() -> None:
 
 
 def test_decay_steps_of_another_schedule_are_refused() -> None:
-    with pytest.raises(ValidationError, match="decay_steps is for the schedule wsd"):
+    with pytest.raises(ValidationError, match="is for the schedule wsd"):
         OptimizerConfig(decay_steps=3)
 
 

@@ -10,9 +10,12 @@ from pydantic_core import PydanticCustomError
 _IMAGE_RELEASE = r"\d{8}(?:[.-]\d+)?"
 
 
-def validation_error(code: LiteralString, reason: str) -> PydanticCustomError:
-    """Return the error of a pydantic validator. `code` and `reason` become those of the Problem."""
-    return PydanticCustomError(code, "{reason}", {"reason": reason})
+def validation_error(code: LiteralString, reason: str, key: str = "") -> PydanticCustomError:
+    """Return the error of a pydantic validator. `code` and `reason` become those of the Problem.
+
+    key: of the setting to change, such as `optimizer.kind`, in the object that is validated; empty: the object.
+    """
+    return PydanticCustomError(code, "{reason}", {"reason": reason, "key": key})
 
 
 def _refuse_boolean(error_type: str) -> BeforeValidator:

@@ -77,7 +77,9 @@ def problems_from(
     for item in error.errors(include_url=False):
         path: list[str | int] = key_path(item["loc"])
         value: Any = None if item["type"] in ("missing", "credential_in_uri") else item["input"]
-        if isinstance(value, dict) and isinstance(item.get("ctx", {}).get("error"), ValueError):
+        for part in filter(None, item.get("ctx", {}).get("key", "").split(".")):  # of `validation_error`
+            path, value = [*path, part], value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, dict) and item["type"] not in MESSAGES:
             value = None  # the reason of a validator of an object names its keys
         if item["type"] == "union_tag_invalid":  # `kind` discriminates all our unions
             path, value = [*path, "kind"], value["kind"]

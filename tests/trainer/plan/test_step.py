@@ -134,6 +134,14 @@ def test_each_rank_has_its_part_of_the_experts(expert: int) -> None:
 
 
 @pytest.mark.slow
+def test_muon_has_one_state_and_exchanges_the_matrices(sharded: RankPlan) -> None:
+    """Four layers have 28 matrices: with eight ranks four batches of two exchanges."""
+    planned = plan(8, parallel={"data": "fsdp"}, optimizer={"kind": "muon"})
+    assert planned.memory["optimizer"] < 0.8 * sharded.memory["optimizer"]  # the embeddings have that of AdamW
+    assert counts(planned)["all_to_all", "shard"] == 4 * 2
+
+
+@pytest.mark.slow
 def test_traced_blocks_save_less_for_the_backward_pass() -> None:
     model = {**MODEL, "sequence_length": 512}
     eager, traced = (

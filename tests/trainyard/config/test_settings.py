@@ -38,7 +38,7 @@ BAD: list[tuple[str, Any, str, str]] = [
     (
         "job.train",
         {"optimizer": {"learning_rate": 1e-5, "min_learning_rate": 1e-4}},
-        "job.train.optimizer",
+        "job.train.optimizer.min_learning_rate",
         "learning_rate_below_minimum",
     ),
     ("job.train", {"precision": "int8"}, "job.train.precision", "literal_error"),

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from trainyard.base import StrictModel
 from trainyard.config.field_types import Integer, Number, validation_error
 from trainyard.config.training.loggers import LoggersConfig
-from trainyard.config.training.low_precision import LOW_PRECISIONS, LowPrecisionConfig, low_precision_error
+from trainyard.config.training.low_precision import LOW_PRECISIONS, LowPrecisionConfig, require_low_precision
 from trainyard.config.training.models import DecoderConfig, ModelConfig
 from trainyard.config.training.parallel import Layout, ParallelConfig, parallel_layout, parallel_problems
 from trainyard.errors import Problem
@@ -22,7 +22,7 @@ class OptimizerConfig(StrictModel):
         description="AdamW for all parameters; or Muon for the matrices in the blocks, and AdamW for all other "
         "parameters. Muon scales its updates to those of AdamW: the same learning rate is suitable.",
     )
-    momentum: Number = Field(0.95, ge=0, lt=1, description="Momentum of Muon.")
+    momentum: Number = Field(0.95, ge=0, lt=1, description="Momentum of muon.")
     learning_rate: Number = Field(3e-3, gt=0, description="Peak learning rate, reached after warm-up.")
     schedule: Literal["cosine", "wsd", "constant"] = Field(
         "cosine",
@@ -47,7 +47,7 @@ class OptimizerConfig(StrictModel):
     def _decay_steps_have_an_effect(self) -> Self:
         if self.decay_steps is not None and self.schedule != "wsd":
             raise validation_error(
-                "decay_steps_without_wsd", f"decay_steps is for the schedule wsd, and schedule is {self.schedule}"
+                "decay_steps_without_wsd", f"is for the schedule wsd, and schedule is {self.schedule}", "decay_steps"
             )
         return self
 
@@ -56,7 +56,8 @@ class OptimizerConfig(StrictModel):
         if self.last_learning_rate > self.learning_rate:
             raise validation_error(
                 "learning_rate_below_minimum",
-                f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}",
+                f"is above learning_rate {self.learning_rate:g}",
+                "min_learning_rate",
             )
         return self
 
@@ -291,16 +292,25 @@ class TrainerConfig(StrictModel):
     def _low_precision_is_supported(self) -> Self:
         if self.precision in LOW_PRECISIONS:
             settings = self.low_precision, self.model, self.parallel, self.micro_batch_size
-            if (error := low_precision_error(self.precision, *settings)) is not None:
-                raise error
+            require_low_precision(self.precision, *settings)
+        return self
+
+    @model_validator(mode="after")
+    def _decay_follows_warmup(self) -> Self:
+        optimizer = self.optimizer
+        if optimizer.decay_steps is not None and optimizer.decay_steps + optimizer.warmup_steps > self.steps:
+            reason = (
+                f"with optimizer.warmup_steps {optimizer.warmup_steps} is longer than steps {self.steps}: reduce it"
+            )
+            raise validation_error("decay_longer_than_job", reason, "optimizer.decay_steps")
         return self
 
     @model_validator(mode="after")
     def _async_tensor_has_an_effect(self) -> Self:
         if self.parallel.async_tensor and (self.parallel.tensor == 1 or self.memory.compile is False):
             cause = "parallel.tensor is 1" if self.parallel.tensor == 1 else "memory.compile is false"
-            reason = f"parallel.async_tensor needs tensor parallelism and compiled blocks, and {cause}"
-            raise validation_error("async_tensor_without_effect", reason)
+            reason = f"needs tensor parallelism and compiled blocks, and {cause}: remove it"
+            raise validation_error("async_tensor_without_effect", reason, "parallel.async_tensor")
         return self
 
     @model_validator(mode="after")
@@ -308,11 +318,11 @@ class TrainerConfig(StrictModel):
         if self.optimizer.kind != "muon":
             return self
         if self.precision == "fp16":
-            raise validation_error("muon_unsupported", "optimizer.kind muon does not support precision fp16")
+            raise validation_error("muon_unsupported", "does not support precision fp16: set adamw", "optimizer.kind")
         has_experts = isinstance(self.model, DecoderConfig) and self.model.experts is not None
         if self.lora is not None or self.model.kind == "images" or has_experts:
             other = "experts" if has_experts else "lora" if self.lora is not None else "model.kind images"
-            raise validation_error("muon_unsupported", f"optimizer.kind muon does not support {other}: set adamw")
+            raise validation_error("muon_unsupported", f"does not support {other}: set adamw", "optimizer.kind")
         return self
 
     @model_validator(mode="after")
@@ -321,15 +331,15 @@ class TrainerConfig(StrictModel):
             return self
         reason = None
         if not isinstance(self.model, DecoderConfig):
-            reason = f"lora is for the built-in decoder, and model.kind is {self.model.kind}"
+            reason = f"is for the built-in decoder, and model.kind is {self.model.kind}: remove it"
         elif not self.model.weights:
-            reason = "lora adapts trained weights: set model.path, and model.weights to true"
+            reason = "adapts trained weights: set model.path, and model.weights to true"
         elif self.parallel.tensor > 1:
-            reason = f"lora needs parallel.tensor 1, and it is {self.parallel.tensor}"
+            reason = f"needs parallel.tensor 1, and it is {self.parallel.tensor}"
         elif self.precision in ("fp16", *LOW_PRECISIONS):
-            reason = f"lora needs precision bf16 or fp32, and it is {self.precision}"
+            reason = f"needs precision bf16 or fp32, and it is {self.precision}"
         if reason is not None:
-            raise validation_error("lora_unsupported", reason)
+            raise validation_error("lora_unsupported", reason, "lora")
         return self
 
     @model_validator(mode="after")
@@ -337,13 +347,13 @@ class TrainerConfig(StrictModel):
         if not isinstance(self.model, DecoderConfig) or self.model.experts is None:
             return self
         adapted = sorted({"gate_proj", "up_proj", "down_proj"} & set(self.lora.targets if self.lora else ()))
-        reason = None
         if "int8" in self.checkpoint.export:
-            reason = "checkpoint.export int8 is for linear layers, and the experts have most of the weights: remove it"
-        elif adapted:
-            reason = f"lora does not adapt experts: remove {', '.join(adapted)} from lora.targets"
-        if reason is not None:
-            raise validation_error("experts_unsupported", reason)
+            reason = "int8 is for linear layers, and the experts have most of the weights: remove it"
+            raise validation_error("experts_unsupported", reason, "checkpoint.export")
+        if adapted:
+            targets = ", ".join(name for name in self.lora.targets if name not in adapted) if self.lora else ""
+            reason = f"experts are not adapted: set it to [{targets}]"
+            raise validation_error("experts_unsupported", reason, "lora.targets")
         return self
 
     @property

@@ -3,7 +3,6 @@
 from typing import Literal
 
 from pydantic import Field
-from pydantic_core import PydanticCustomError
 
 from trainyard.base import StrictModel
 from trainyard.config.field_types import Integer, validation_error
@@ -57,53 +56,56 @@ def converted_layers(model: DecoderConfig, settings: LowPrecisionConfig, tensor:
     return {name: sizes for name, sizes in features.items() if min(sizes) >= settings.minimum_features}
 
 
-def low_precision_error(
+def require_low_precision(
     precision: str,
     settings: LowPrecisionConfig,
     model: ModelConfig,
     parallel: ParallelConfig,
     micro_batch: int,
-) -> PydanticCustomError | None:
-    """Return why a model cannot be trained in one of LOW_PRECISIONS; None if it can. `micro_batch`: in samples."""
+) -> None:
+    """Raise the validation error of a model that cannot be trained in one of LOW_PRECISIONS. `micro_batch`: samples."""
     if not isinstance(model, DecoderConfig):
-        return validation_error("low_precision_unsupported", f"precision {precision} is for the built-in decoder")
+        raise validation_error("low_precision_unsupported", "is for the built-in decoder: set bf16", "precision")
     if model.experts is not None:
-        reason = f"precision {precision} is for linear layers, and the experts have most of the products: set bf16"
-        return validation_error("experts_unsupported", reason)
+        reason = "is for linear layers, and the experts have most of the products: set bf16"
+        raise validation_error("experts_unsupported", reason, "precision")
     recipe = settings.float8_recipe
-    needs_fsdp = precision != "float8" or recipe == "rowwise_with_gw_hp"
-    if needs_fsdp and not parallel.sharded:
-        of = f"low_precision.float8_recipe {recipe}" if precision == "float8" else f"precision {precision}"
-        reason = f"{of} needs parallel.data fsdp or hsdp, whose mixed precision gathers weights in bf16, and it is ddp"
-        return validation_error("low_precision_unsupported", reason)
+    if (precision != "float8" or recipe == "rowwise_with_gw_hp") and not parallel.sharded:
+        key = "precision" if precision != "float8" else "low_precision.float8_recipe"
+        reason = (
+            "needs FSDP's mixed precision, which gathers weights in bf16, and parallel.data is ddp: set fsdp or hsdp"
+        )
+        raise validation_error("low_precision_unsupported", reason, key)
     if precision != "float8" and parallel.tensor > 1:
-        reason = f"precision {precision} needs parallel.tensor 1, and it is {parallel.tensor}"
-        return validation_error("low_precision_unsupported", reason)
+        reason = f"needs parallel.tensor 1, and it is {parallel.tensor}"
+        raise validation_error("low_precision_unsupported", reason, "precision")
     if not model.has_shape:
-        return None
+        return
     if settings.bf16_blocks >= model.layers:
-        reason = f"low_precision.bf16_blocks {settings.bf16_blocks} leaves none of the {model.layers} layers to convert"
-        return validation_error("low_precision_without_effect", reason)
+        reason = f"leaves none of the {model.layers} layers of the model to convert: reduce it, or set precision bf16"
+        raise validation_error("low_precision_without_effect", reason, "low_precision.bf16_blocks")
     layers = converted_layers(model, settings, parallel.tensor)
     if not layers:
         largest = max(min(sizes) for sizes in linear_features(model, parallel.tensor).values())
         reason = (
-            f"precision {precision} converts no layer: none has low_precision.minimum_features "
-            f"{settings.minimum_features} inputs and outputs on a rank, only up to {largest}; set precision bf16"
+            f"converts no layer: none has low_precision.minimum_features {settings.minimum_features} inputs and "
+            f"outputs on a rank, only up to {largest}: set bf16, or reduce minimum_features"
         )
-        return validation_error("low_precision_without_effect", reason)
+        raise validation_error("low_precision_without_effect", reason, "precision")
+    _require_multiples(precision, layers, model.sequence_length // parallel.context, micro_batch)
+
+
+def _require_multiples(precision: str, layers: dict[str, tuple[int, int]], length: int, micro_batch: int) -> None:
+    """Raise the validation error of sizes that the kernels do not support. `length`: tokens of a sequence on a rank."""
     multiple = _MULTIPLES[precision]
     unaligned = [
-        f"{name} {inputs} inputs and {outputs} outputs"
+        f"{name} has {inputs} inputs and {outputs} outputs"
         for name, (inputs, outputs) in layers.items()
         if inputs % multiple or outputs % multiple
     ]
-    # Products for the gradients of weights are sums over the tokens.
-    tokens = model.sequence_length // parallel.context
-    if precision != "nvfp4":  # whose kernels need it for each sequence
-        tokens *= micro_batch
-    unaligned += [f"a micro-batch {tokens} tokens"] if tokens % multiple else []
+    # Products for the gradients of weights are sums over the tokens; the kernels of nvfp4 need it for each sequence.
+    tokens, of = (length, "sequence") if precision == "nvfp4" else (length * micro_batch, "micro-batch")
+    unaligned += [f"a {of} has {tokens} tokens"] if tokens % multiple else []
     if unaligned:
-        reason = f"precision {precision} needs multiples of {multiple} on a rank, and there has " + ", ".join(unaligned)
-        return validation_error("low_precision_unaligned_sizes", reason)
-    return None
+        reason = f"needs multiples of {multiple} on a rank: {', '.join(unaligned)}"
+        raise validation_error("low_precision_unaligned_sizes", reason, "precision")
