@@ -23,7 +23,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
 from benchmarks.options import AsJson, Runs, Server, StateMib
-from benchmarks.ranks import MEASUREMENTS, describe, join_ranks, measure_in_ranks
+from benchmarks.ranks import MEASUREMENTS, describe, init_gloo, measure_in_ranks
 from benchmarks.s3_server import BUCKET
 
 MIB = 288
@@ -160,7 +160,7 @@ def _run(rank: int, ranks: int, scratch: Path, s3: bool, mib: int, runs: int) ->
     import torch.distributed as dist
 
     warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # of DCP in S3, which overwrites it
-    join_ranks(rank, ranks, scratch)
+    init_gloo(rank, ranks, scratch)
     benchmark = BenchmarkRank(scratch, mib, s3)
     seconds: dict[str, list[float]] = {name: [] for name in benchmark.methods}
     for turn in range(runs + 1):

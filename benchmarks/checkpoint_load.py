@@ -2,10 +2,9 @@
 
 The ranks on this machine, two by default, load the same state. `replicated`: each rank has the whole state, as in DDP,
 and loads a checkpoint of that layout. `sharded`: each rank has its shards of FSDP. `resharded`: ranks with the whole
-state load the checkpoint of the shards. The trainer's reader reads each entry once in all ranks, sends it to the ranks
-that need it and verifies its CRC-32. DCP reads for each rank what it needs and verifies nothing. The result is the
-time of the slowest rank. Files, also those of the S3 server on
-this machine, are in the page cache.
+state load the checkpoint of the shards. The trainer's reader reads each entry above 64 KiB on one rank, sends it to the
+ranks that need it and verifies its CRC-32. DCP reads for each rank what it needs and verifies nothing. The result is
+the time of the slowest rank. Files, also those of the S3 server on this machine, are in the page cache.
 """
 
 import json
@@ -22,14 +21,14 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
 from benchmarks.options import AsJson, Runs, Server, StateMib
-from benchmarks.ranks import MEASUREMENTS, describe, join_ranks, measure_in_ranks
+from benchmarks.ranks import MEASUREMENTS, describe, init_gloo, measure_in_ranks
 from benchmarks.s3_server import BUCKET
 
 MIB = 288
 LAYOUTS = ("replicated", "sharded", "resharded")
 
 
-class LoadRank:
+class CheckpointLoadBenchmark:
     """States and checkpoints of one rank."""
 
     def __init__(self, mib: int) -> None:
@@ -115,8 +114,8 @@ def _run(rank: int, ranks: int, scratch: Path, s3: bool, mib: int, runs: int) ->
     import torch.distributed as dist
 
     warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # of DCP in S3
-    join_ranks(rank, ranks, scratch)
-    benchmark = LoadRank(mib)
+    init_gloo(rank, ranks, scratch)
+    benchmark = CheckpointLoadBenchmark(mib)
     stores = {"folder": str(scratch)} | ({"s3": f"s3://{BUCKET}/load"} if s3 else {})
     measurements = {name: benchmark.measure(store, runs) for name, store in stores.items()}
     if rank == 0:

@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.s3_server import S3ServerError, find_server, read_version, run_server
 
 MEASUREMENTS = "measurements.json"
-Function = Callable[[int, int, Path, bool, int, int], None]
+RankFunction = Callable[[int, int, Path, bool, int, int], None]
 
 
 def measure_in_ranks(
-    function: Function, server: Path | None, ranks: int, *, mib: int, runs: int
+    function: RankFunction, server: Path | None, ranks: int, *, mib: int, runs: int
 ) -> tuple[Any, dict[str, Any]]:
     """Return the measurements that rank 0 has written to MEASUREMENTS, and the settings of the benchmark.
 
@@ -24,13 +24,13 @@ def measure_in_ranks(
     """
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
-        settings: dict[str, Any] = {"ranks": ranks, "mib": mib, "runs": runs, "server": None, "no_s3": None}
+        settings: dict[str, Any] = {"ranks": ranks, "mib": mib, "runs": runs, "server": None, "s3_unavailable": None}
         try:
             program = find_server(server)
             stack.enter_context(run_server(program))
             settings["server"] = read_version(program)
         except S3ServerError as error:
-            settings["no_s3"] = str(error)
+            settings["s3_unavailable"] = str(error)
         context = multiprocessing.get_context("spawn")
         arguments = (ranks, scratch, settings["server"] is not None, mib, runs)
         processes = [context.Process(target=function, args=(rank, *arguments)) for rank in range(ranks)]
@@ -48,10 +48,10 @@ def describe(settings: dict[str, Any]) -> str:
     text = (
         f"{settings['mib']} MiB on {settings['ranks']} ranks, medians of {settings['runs']}; S3: {settings['server']}"
     )
-    return text if settings["no_s3"] is None else f"{text}\n{settings['no_s3']}"
+    return text if settings["s3_unavailable"] is None else f"{text}\n{settings['s3_unavailable']}"
 
 
-def join_ranks(rank: int, ranks: int, scratch: Path) -> None:
+def init_gloo(rank: int, ranks: int, scratch: Path) -> None:
     """Initialize torch.distributed with gloo, and one CPU thread in each rank."""
     import torch
     import torch.distributed as dist

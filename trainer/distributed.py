@@ -40,7 +40,7 @@ class DistributedContext:
     layout: Layout
     mesh: DeviceMesh  # over those of DIMENSIONS that have more than one rank, at least one of them
     checkpoint_group: dist.ProcessGroup  # all ranks, on the CPU, with a long timeout
-    # The ranks whose gradients are averaged: same pipeline stage, same part of each tensor; None if there is only this.
+    # The ranks whose gradients are averaged: same pipeline stage, same part of each tensor; None: only this rank.
     gradient_group: dist.ProcessGroup | None
     control_group: dist.ProcessGroup  # all ranks, on the CPU, for the training thread
     context_group: dist.ProcessGroup | None  # the ranks with parts of the same sequences; None if it is only this rank

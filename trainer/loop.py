@@ -21,7 +21,7 @@ from trainer.failures.out_of_memory import explain_out_of_memory
 from trainer.failures.peer_loss import explain_peer_loss
 from trainer.failures.step_limit import StepLimit
 from trainer.failures.watchdog import EXPORT_TIMEOUT_SECONDS, Watchdog, describe_rank_location
-from trainer.garbage import collect_by_step
+from trainer.garbage_collection import collect_by_step
 from trainer.job_requests import JobRequests
 from trainer.models.experts import expert_load_imbalance
 from trainer.models.pretrained import open_model_storage
@@ -219,9 +219,9 @@ class Training:
                     if self._unread is not None:
                         self._record_metrics(self._complete_step(self._unread))
                     self._unread = started
-                    validation_loss = self._follow_step(started.flags)
+                    validation_loss = self._after_step(started.flags)
                 else:
-                    validation_loss = self._follow_step(outcome.flags, outcome)
+                    validation_loss = self._after_step(outcome.flags, outcome)
                 outcome = None
                 collect_garbage(self._progress.step)
         if validation_loss is None:  # resumed after the last step
@@ -241,16 +241,16 @@ class Training:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             loss = self._forward_backward.compute_gradients(batches, timer)
-            flags = self._own_flags(step).of_all_ranks(self._distributed.control_group)
+            flags = self._own_flags(step).all_reduce(self._distributed.control_group)
             with timer.phase("optimizer"):
                 loss, share = mean_over_ranks(loss, self._layout.loss_ranks)
                 scale = share * self._loss_scale.value
                 norm = global_gradient_norm(self._parameters, self._distributed.pipeline_group) / scale
             shares = self._forward_backward.expert_shares
             load = [] if shares is None else [expert_load_imbalance(shares)]
-            read_figures = copy_to_host(torch.stack([loss, norm, *load]))
+            read_metrics = copy_to_host(torch.stack([loss, norm, *load]))
             if config.recovery == "in_process":
-                read_figures()  # if a rank was lost meanwhile, this step has not changed the weights
+                read_metrics()  # if a rank was lost meanwhile, this step has not changed the weights
             self._report_save()
             self._checkpoints.wait_for_staging()
             self._report_training()
@@ -264,7 +264,7 @@ class Training:
             consumed=self._progress.consumed,
             flags=flags,
             learning_rate=rate,
-            read_figures=read_figures,
+            read_metrics=read_metrics,
             read_times=timer.finish(),
         )
         if self._profiler.is_tracing:
@@ -284,7 +284,7 @@ class Training:
 
     def _complete_step(self, started: StartedStep) -> StepOutcome:
         """Wait until the device has completed a step. Raises FloatingPointError if the loss is not finite."""
-        loss, norm, *load = started.read_figures()
+        loss, norm, *load = started.read_metrics()
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         # A loss scale that is too large makes gradients infinite, never the loss.
         if not (is_finite or (math.isfinite(loss) and self._loss_scale.can_skip_step)):
@@ -311,7 +311,7 @@ class Training:
         self._loss_scale.update(finite=is_finite)
         return outcome
 
-    def _follow_step(self, flags: StepFlags, outcome: StepOutcome | None = None) -> float | None:
+    def _after_step(self, flags: StepFlags, outcome: StepOutcome | None = None) -> float | None:
         """Do what is due after a step: evaluation, metrics and checkpoint. Return the validation loss.
 
         `outcome`: that of the step, if it is complete. Raises SystemExit if a rank is to terminate.

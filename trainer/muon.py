@@ -1,4 +1,4 @@
-"""The optimizer Muon for matrices that FSDP shards: one rank gathers a gradient and computes the update."""
+"""The optimizer Muon for matrices that FSDP shards: one rank gathers the momentum and computes the update."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from trainer.checkpoints.state import local_tensor
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 # The root mean square of AdamW's updates: Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982.
-UPDATE_SIZE = 0.2
+UPDATE_RMS = 0.2
 
 
 class Muon(torch.optim.Optimizer):
@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
             else:
                 updates = _compute_updates(batch, momenta, shard_group)
             for matrix, update in zip(batch, updates, strict=True):
-                size = UPDATE_SIZE * math.sqrt(max(matrix.parameter.shape))
+                size = UPDATE_RMS * math.sqrt(max(matrix.parameter.shape))
                 matrix.local.mul_(1 - group["lr"] * group["weight_decay"])
                 matrix.local.add_(update, alpha=-group["lr"] * size)
 
@@ -111,9 +111,9 @@ class _Matrix:
         """Return the update from the momentum, both without FSDP, (rows, columns)."""
         tensor = next(((group, dim) for name, group, dim in self._sharded() if name == "tensor"), None)
         if tensor is None:
-            return orthogonalized(momentum)
+            return newton_schulz(momentum)
         group, dim = tensor
-        whole = orthogonalized(all_gather_single(momentum, dim, group))
+        whole = newton_schulz(all_gather_single(momentum, dim, group))
         return whole.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)]
 
 
@@ -136,7 +136,7 @@ def _compute_updates(batch: list[_Matrix], momenta: list[Tensor], shard_group: d
     return [part.view_as(shard) for part, shard in zip(parts, momenta, strict=True)]
 
 
-def orthogonalized(matrix: Tensor) -> Tensor:
+def newton_schulz(matrix: Tensor) -> Tensor:
     """Return an approximation of the orthogonal matrix nearest to `matrix`, which is bf16.
 
     Its singular values are between about 0.5 and 1.5, by Newton-Schulz iterations with COEFFICIENTS.

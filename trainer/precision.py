@@ -1,4 +1,4 @@
-"""Mixed precision of the forward and backward passes. Weights and optimizer state are always fp32."""
+"""Mixed precision of the forward and backward passes. Weights are fp32, except frozen ones of LoRA."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,4 +1,4 @@
-"""One training step: what all ranks agree on at once, and figures of the device, which the host reads later."""
+"""Flags, metrics and weight update of one training step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -22,7 +22,7 @@ class StepFlags:
     is_copy_due: bool  # in host memory
     is_copying: bool  # on any rank
 
-    def of_all_ranks(self, group: dist.ProcessGroup) -> "StepFlags":
+    def all_reduce(self, group: dist.ProcessGroup) -> "StepFlags":
         """Return for each flag whether any rank has it. `group`: all ranks, on the CPU: the GPU continues meanwhile."""
         values = torch.tensor(astuple(self), dtype=torch.float32)
         dist.all_reduce(values, group=group)
@@ -47,7 +47,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedStep:
-    """A step that the device may not have completed. `read_figures` returns mean loss and norm of the gradients.
+    """A step that the device may not have completed. `read_metrics` returns mean loss and norm of the gradients.
 
     With experts a third figure is their `expert_load_imbalance`.
     """
@@ -56,7 +56,7 @@ class StartedStep:
     consumed: int
     flags: StepFlags
     learning_rate: float
-    read_figures: Callable[[], list[float]]
+    read_metrics: Callable[[], list[float]]
     read_times: Callable[[], StepTimes]
 
 
@@ -101,8 +101,8 @@ def update_weights(
 ) -> None:
     """Clip the gradients and update the weights; unchanged if loss or norm is not finite. Does not wait for the device.
 
-    loss, norm: scalars. `scale`: factor of the gradients that `norm` does not have. The optimizer skips the step as for
-    torch's GradScaler. Muon does not skip it: the run then ends before the weights are saved.
+    loss, norm: scalars. `scale`: factor of the gradients that `norm` does not have. AdamW skips the step as for torch's
+    GradScaler. MuonWithAdamW does not skip it: the run then ends before the weights are saved.
     """
     is_finite = loss.isfinite() & norm.isfinite()
     clipping = (clip_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -147,8 +147,8 @@ def test_checkpoint_of_this_run_has_priority_over_resume_uri(alone: Environment,
 def test_infinite_loss_stops_the_job(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Decoder.forward
 
-    def diverging(self: Decoder, tokens: torch.Tensor, successors: torch.Tensor) -> torch.Tensor:
-        return forward(self, tokens, successors) * (float("nan") if len(losses(alone)) == 2 else 1.0)
+    def diverging(self: Decoder, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return forward(self, tokens, targets) * (float("nan") if len(losses(alone)) == 2 else 1.0)
 
     alone.metrics_dir.mkdir()
     (alone.metrics_dir / "metrics.jsonl").touch()

@@ -47,8 +47,8 @@ def test_fp16_has_the_losses_of_fp32(alone: Environment, tmp_path: Path) -> None
 def test_overflow_step_changes_no_weights(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, weights = Decoder.forward, []
 
-    def overflowing(self: Decoder, x: torch.Tensor, successors: torch.Tensor | None = None) -> torch.Tensor:
-        loss = forward(self, x, successors)
+    def overflowing(self: Decoder, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        loss = forward(self, x, targets)
         if not self.training:
             return loss
         weights.append(self.get_parameter("lm_head.weight").detach().clone())

@@ -101,12 +101,12 @@ def test_metrics_are_those_of_their_steps(
 
 def delay_saves(monkeypatch: pytest.MonkeyPatch, last_step: int) -> None:
     """Report an outage of the storage up to a step: all saves are delayed until it is over."""
-    of_all_ranks, steps = StepFlags.of_all_ranks, count(1)
+    all_reduce, steps = StepFlags.all_reduce, count(1)
 
     def in_outage(flags: Any, group: Any) -> StepFlags:
-        return replace(of_all_ranks(flags, group), is_save_retried=next(steps) <= last_step)
+        return replace(all_reduce(flags, group), is_save_retried=next(steps) <= last_step)
 
-    monkeypatch.setattr(StepFlags, "of_all_ranks", in_outage)
+    monkeypatch.setattr(StepFlags, "all_reduce", in_outage)
 
 
 def test_a_delayed_save_contains_the_loss_of_its_step(alone: Environment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class DataError(Exception):
 class Data:
     """Micro-batches of one rank, in CPU memory, which is pinned if there is a GPU.
 
-    causal: tokens and their successors, int64 (samples, length) each; masked: inputs and labels of the same form; both
+    causal: tokens and their targets, int64 (samples, length) each; masked: inputs and labels of the same form; both
     followed by `cu_seqlens` (trainer/models/documents.py) if a sequence has several documents;
     images: pixels uint8 (samples, 3, size, size), and labels int64 (samples,).
     """

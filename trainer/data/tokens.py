@@ -85,7 +85,7 @@ class TokenSamples:
         )
 
     def batch(self, read: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Return tokens and their successors, or masked tokens and their labels: int64, (samples, length) each.
+        """Return tokens and their targets, or masked tokens and their labels: int64, (samples, length) each.
 
         Rows of packed conversations also have the first tokens of the conversations: bool, (samples, length).
         """
@@ -96,10 +96,10 @@ class TokenSamples:
             return _unpack(read[0])
         # Both are views of the same memory, which is written once.
         tokens = read[0].astype(np.int64)
-        successors = tokens[:, 1:]
+        targets = tokens[:, 1:]
         if self.separates_documents and (ends := tokens[:, :-1] == self._end).any():
-            successors = np.where(ends, IGNORED, successors)
-        return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(successors)
+            targets = np.where(ends, IGNORED, targets)
+        return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets)
 
     def complete(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return a micro-batch with its documents (`cu_seqlens`), if a sequence has several."""

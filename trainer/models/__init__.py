@@ -1,4 +1,4 @@
-"""Models: modules that return the mean loss of a micro-batch."""
+"""Models: modules that return the loss of a micro-batch."""
 
 import torch
 

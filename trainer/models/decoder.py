@@ -164,28 +164,30 @@ class Block(nn.Module):
         return stream
 
 
-def output_of(x: Tensor, weight: Tensor, successors: Tensor | None, chunk: int | None, compiled: bool | None) -> Tensor:
-    """Return the logits, or the loss if the successors of the tokens are given (`next_token_loss`)."""
-    if successors is None:
+def logits_or_loss(
+    x: Tensor, weight: Tensor, targets: Tensor | None, chunk: int | None, compiled: bool | None
+) -> Tensor:
+    """Return the logits, or the loss if the targets of the tokens are given (`next_token_loss`)."""
+    if targets is None:
         return functional.linear(x, weight)
-    return next_token_loss(x, weight, successors, chunk, compiled=compiled)
+    return next_token_loss(x, weight, targets, chunk, compiled=compiled)
 
 
 class OutputLayer(nn.Linear):
     """The output layer of a decoder whose embedding is another matrix."""
 
     def forward(
-        self, x: Tensor, successors: Tensor | None = None, chunk: int | None = None, compiled: bool | None = None
+        self, x: Tensor, targets: Tensor | None = None, chunk: int | None = None, compiled: bool | None = None
     ) -> Tensor:
-        """Return the output of `output_of`."""
-        return output_of(x, self.weight, successors, chunk, compiled)
+        """Return the output of `logits_or_loss`."""
+        return logits_or_loss(x, self.weight, targets, chunk, compiled)
 
 
 class Decoder(nn.Module):
     """The decoder, or the blocks `layers` of it as one pipeline stage.
 
     The first stage takes tokens (batch, length), a later stage the output of the previous stage. The last stage returns
-    the loss in nats per token if it gets the tokens' successors (`next_token_loss`), and logits otherwise.
+    the loss in nats per token if it gets the tokens' targets (`next_token_loss`), and logits otherwise.
     """
 
     table: Tensor
@@ -214,7 +216,7 @@ class Decoder(nn.Module):
         table = rotary_table(config.sequence_length, config.head_size, config.rope_theta, config.rope_scaling)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, x: Tensor, successors: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, targets: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return the output of the stage. `cu_seqlens`: documents that do not attend to each other, or none.
 
         With context parallelism all ranks get the same whole sequences; the output is of this rank's part.
@@ -237,21 +239,21 @@ class Decoder(nn.Module):
         if not self.last:
             return x
         x = self.norm(x)
-        targets = shard.take(successors, 1) if shard is not None and successors is not None else successors
+        local_targets = shard.take(targets, 1) if shard is not None and targets is not None else targets
         if not self.config.tie_embeddings:
-            output: Tensor = self.lm_head(x, targets, *self._loss_options)
+            output: Tensor = self.lm_head(x, local_targets, *self._loss_options)
         else:
-            output = output_of(x, self.embed_tokens.weight, targets, *self._loss_options)
-        return self._with_load_balancing(output, shares, successors)
+            output = logits_or_loss(x, self.embed_tokens.weight, local_targets, *self._loss_options)
+        return self._add_load_balancing_gradient(output, shares, targets)
 
-    def _with_load_balancing(self, output: Tensor, shares: list[Tensor], successors: Tensor | None) -> Tensor:
+    def _add_load_balancing_gradient(self, output: Tensor, shares: list[Tensor], targets: Tensor | None) -> Tensor:
         """Return the output. In training with experts it has the gradient of the auxiliary load-balancing loss, too.
 
         Gradients are divided by the mean of `target_share` over all micro-batches, so that loss is multiplied by
         the micro-batch's own share: its mean over the micro-batches is weighted as that of their losses. With context
         parallelism the mean of the ranks' probabilities has the gradient, so that only the other shares are summed.
         """
-        if not shares or successors is None or not torch.is_grad_enabled():
+        if not shares or targets is None or not torch.is_grad_enabled():
             return output
         rows, probabilities = torch.stack(shares).unbind(1)
         self.expert_shares = rows.detach()
@@ -259,7 +261,7 @@ class Decoder(nn.Module):
             rows = self.context_shard.mean(self.expert_shares)
         assert self.config.experts_per_token is not None
         balance = load_balancing_loss(rows, probabilities, self.config.experts_per_token)
-        return add_gradient(output, self.config.router_aux_loss_coef * target_share(successors) * balance)
+        return add_gradient(output, self.config.router_aux_loss_coef * target_share(targets) * balance)
 
     def initialize(self, name: str, module: nn.Module) -> None:
         """Initialize the weights of one submodule, without its children; `name` is its name in the model."""

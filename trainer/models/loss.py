@@ -190,7 +190,7 @@ _Functions = tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]
 
 
 def _eager() -> _Functions:
-    """Return the same functions with fewer passes over the logits than torch runs for the expressions, in place."""
+    """Return `_statistics` and `_probability_gradient` for eager mode, in place: fewer passes over the logits."""
     exponentials: list[tuple[Tensor, Tensor]] = []  # those of a chunk, and the maxima of its rows
 
     def statistics(logits: Tensor, index: Tensor, is_local: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,14 @@ Initialize = Callable[[str, nn.Module], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A module, or one pipeline stage of it. Calling it with the tensors of a micro-batch returns their mean loss."""
+    """A module, or one pipeline stage of it. Calling it with the tensors of a micro-batch returns their loss: the
+    sum over the targets that are not IGNORED, divided by the number of all targets."""
 
     module: nn.Module
     blocks: dict[str, nn.Module]  # by name: units of activation checkpointing, compilation and sharding
     initialize: Initialize | None  # initializes the parameters of one submodule; None: they are initialized
     vocabulary: int  # number of token ids, or of classes
-    parameters: int  # trainable parameters of all stages
+    parameters: int  # of all stages, without the matrices of LoRA
     pretrained: str | None = None  # location of the weights to load into the parallelized module; None: it has them
     # Tests whether it masks attention between the documents of a sequence, before it is parallelized; None: it does.
     separates_documents: Callable[[], bool] | None = None

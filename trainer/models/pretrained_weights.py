@@ -61,8 +61,8 @@ class _Tensor:
 def load_weights(module: nn.Module, storage: Storage) -> None:
     """Fill the parameters of a decoder, or of this rank's stage and shards, from safetensors files, in place.
 
-    Low-rank matrices are not filled. A rank reads the rows of its shards only, 256 MiB at once. Raises InputError if a
-    weight is missing or has another size, OSError if the storage fails for minutes.
+    Low-rank matrices are not filled. A rank reads the rows of its shards only, in reads of at most 256 MiB. Raises
+    InputError if a weight is missing or has another size, OSError if the storage fails for minutes.
     """
     reader = SafetensorsReader(storage)
     targets = {

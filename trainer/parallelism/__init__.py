@@ -1,4 +1,4 @@
-"""Data, pipeline and tensor parallelism: a model is parallelized over all ranks."""
+"""Data, tensor, context, expert and pipeline parallelism of a model over all ranks."""
 
 from torch import nn
 
@@ -18,7 +18,7 @@ __all__ = ["ForwardBackward", "build_forward_backward", "parallelize", "wrap_in_
 def build_forward_backward(
     module: nn.Module, config: TrainerConfig, distributed: DistributedContext, precision: Precision
 ) -> ForwardBackward:
-    """Return the forward and backward passes of a module that `parallelize` returned."""
+    """Return the forward and backward passes of a module that `wrap_in_ddp` returned."""
     if distributed.layout.pipeline > 1:
         return PipelinedForwardBackward(module, config, distributed, precision)
     reduces_per_step = config.parallel.reduce_per_step

@@ -212,7 +212,7 @@ class PipelinedForwardBackward(ForwardBackward):
         return torch.stack([self._sum(losses), share])
 
     def _stage_inputs(self, batches: Iterator[Batch], count: int) -> tuple[dict[str, Any], Tensor]:
-        """Return the tokens on the first stage, and their successors on the last, and the share that has a loss."""
+        """Return the tokens on the first stage, and their targets on the last, and the share that has a loss."""
         device = self._distributed.device
         micro_batches = [_to_device(next(batches), device) for _ in range(count)]
         share = torch.zeros((), device=device)
@@ -222,9 +222,9 @@ class PipelinedForwardBackward(ForwardBackward):
         if self._distributed.pipeline_stage == 0:
             inputs["arg_mbs"] = [(tokens,) for tokens, *_ in micro_batches]
         if self._distributed.is_last_stage:
-            for keywords, (_, successors, *_) in zip(inputs["kwarg_mbs"], micro_batches, strict=True):
-                keywords["successors"] = successors
-                share += target_share(successors) / count
+            for keywords, (_, targets, *_) in zip(inputs["kwarg_mbs"], micro_batches, strict=True):
+                keywords["targets"] = targets
+                share += target_share(targets) / count
             inputs["target_mbs"] = [torch.zeros((), device=device)] * count  # required by torch, not used
         return inputs, share
 

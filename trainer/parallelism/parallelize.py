@@ -1,7 +1,7 @@
 """Initialize a model and parallelize it block by block, so that a device holds at most its shard and one block.
 
-The decoder is on the `meta` device before, and uses no more host memory either. A library's model is whole in host
-memory.
+The decoder starts on the `meta` device, so it uses no more host memory. Models of libraries and of the user are built
+in host memory.
 """
 
 import hashlib

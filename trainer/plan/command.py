@@ -61,7 +61,7 @@ def fits(job: PlannedJob, plans: Sequence[RankPlan]) -> bool:
     return all(plan.peak_bytes <= job.usable_bytes for plan in plans)
 
 
-def find_smaller(job: PlannedJob) -> tuple[str, list[RankPlan]] | None:
+def find_fitting_change(job: PlannedJob) -> tuple[str, list[RankPlan]] | None:
     """Return the cheapest changes of the configuration with which it fits, and its plans; None if there are none."""
     for config, changes in smaller_configurations(job.config, job.ranks, job.per_node):
         plans = plan_job(smaller := replace(job, config=config))
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         f"a rank needs {_peak_gib(plans):.1f} GiB, and a GPU of {job.gpu_gib:.1f} GiB has"
         f" {job.usable_bytes / GIB:.1f} GiB for tensors ({RESERVED:.0%} are left for CUDA, NCCL and fragmentation)"
     )
-    smaller = find_smaller(job)
+    smaller = find_fitting_change(job)
     if smaller is None:
         fix = "Use more ranks, or GPUs with more memory: no change of the memory settings is sufficient"
     else:

@@ -75,8 +75,8 @@ def test_pipeline_stages_compute_the_whole_model() -> None:
     for stage in (first, last):
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
     tokens: Tensor = torch.randint(0, 256, (2, 33))
-    inputs, successors = tokens[:, :-1], tokens[:, 1:]
-    torch.testing.assert_close(last(first(inputs), successors), whole(inputs, successors))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    torch.testing.assert_close(last(first(inputs), targets), whole(inputs, targets))
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(4, 1), (7, 3), (80, 16)])

@@ -134,9 +134,9 @@ def test_load_balancing_loss_of_equal_shares_is_independent_of_layers() -> None:
     assert load_balancing_loss(shares[:1].expand(3, -1), shares[1:].expand(3, -1), 2).item() == pytest.approx(2)
 
 
-def loss_and_router_gradient(coefficient: float, successors: Tensor) -> tuple[float, Tensor]:
+def loss_and_router_gradient(coefficient: float, targets: Tensor) -> tuple[float, Tensor]:
     model = decoder(router_aux_loss_coef=coefficient)
-    loss = model(torch.arange(64).view(2, 32), successors)
+    loss = model(torch.arange(64).view(2, 32), targets)
     loss.backward()
     gradient = router_weights(model)[0].grad
     assert isinstance(gradient, Tensor)
@@ -144,22 +144,22 @@ def loss_and_router_gradient(coefficient: float, successors: Tensor) -> tuple[fl
 
 
 def test_balance_loss_is_not_reported() -> None:
-    successors = torch.arange(64).view(2, 32)
-    losses = [loss_and_router_gradient(coefficient, successors)[0] for coefficient in (0.0, 0.5)]
+    targets = torch.arange(64).view(2, 32)
+    losses = [loss_and_router_gradient(coefficient, targets)[0] for coefficient in (0.0, 0.5)]
     assert losses[0] == losses[1]
 
 
 def test_balance_gradient_has_the_weight_of_the_micro_batch() -> None:
     """The gradients of a step are divided by the share of the targets with a loss: here a quarter has none."""
-    successors = torch.arange(64).view(2, 32)
-    ignored = successors.clone()
+    targets = torch.arange(64).view(2, 32)
+    ignored = targets.clone()
     ignored[1, 16:] = IGNORED
 
     def gradient(targets: Tensor) -> Tensor:
         without, with_balance = (loss_and_router_gradient(factor, targets)[1] for factor in (0.0, 0.5))
         return with_balance - without
 
-    torch.testing.assert_close(gradient(ignored), 0.75 * gradient(successors), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(gradient(ignored), 0.75 * gradient(targets), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(("coefficient", "is_even"), [(0.0, False), (0.1, True)])

@@ -73,7 +73,7 @@ class MemoryConfig(StrictModel):
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
         description="Activations of a block that the backward pass recomputes: none, all except the results of matrix "
-        "products and attention (selective), or all (full).",
+        "products, convolutions, attention and collectives (selective), or all (full).",
     )
     loss_chunk_tokens: Integer | None = Field(
         2048,
@@ -146,7 +146,8 @@ class CheckpointConfig(StrictModel):
     memory_copies: bool = Field(
         True,
         description="Keep the newest state also in the host memory of the nodes, from which the next attempt resumes. "
-        "They are off where they do not fit into half of the available memory.",
+        "They are off on all nodes if they do not fit into half of the available memory, or into the free space of "
+        "/dev/shm, of one.",
     )
     memory_interval_steps: Integer | None = Field(
         None,
@@ -286,7 +287,9 @@ class TrainerConfig(StrictModel):
         "(in_process): the others keep their processes, and the new rank copies their state. Needs the whole model "
         "on each rank (parallel.data ddp without tensor and pipeline parallelism), and at least two ranks.",
     )
-    threads: Integer | None = Field(None, gt=0, description="CPU threads of a process; null: cores / processes.")
+    threads: Integer | None = Field(
+        None, gt=0, description="CPU threads of a process; null: CPU cores of the node / its processes."
+    )
 
     @model_validator(mode="after")
     def _low_precision_is_supported(self) -> Self:

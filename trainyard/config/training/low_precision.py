@@ -22,7 +22,7 @@ class LowPrecisionConfig(StrictModel):
         "tensorwise",
         description="torchao's recipe of float8: one scale per tensor (tensorwise, the fastest), one per row "
         "(rowwise), or one per row with the gradients of weights in bf16 (rowwise_with_gw_hp, the most accurate), "
-        "which needs parallel.data fsdp or hsdp.",
+        "which is not for plain ddp.",
     )
     minimum_features: Integer = Field(
         1024,
@@ -33,7 +33,7 @@ class LowPrecisionConfig(StrictModel):
     bf16_blocks: Integer = Field(
         0,
         ge=0,
-        description="Number of blocks, the last of the model, that remain in bf16: nvfp4 may need some 15 % (NVIDIA, "
+        description="Number of final blocks that remain in bf16: nvfp4 may need about 15 % of the blocks (NVIDIA, "
         "arXiv 2509.25149).",
     )
 

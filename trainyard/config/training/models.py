@@ -65,7 +65,7 @@ class DecoderConfig(StrictModel):
         description="Model in the Hugging Face format. Its config.json sets the shape. In a stack: an absolute path on "
         "the nodes, such as /fsx/models/NAME, or $MODEL_PATH (the model in job.model). Standalone also "
         "s3://bucket/prefix/ or ORG/NAME (the Hugging Face hub). A key that is also set here must have the value in "
-        "config.json.",
+        "config.json, except router_aux_loss_coef.",
     )
     weights: bool = Field(False, description="Load the weights in `path`; false: random weights.")
     architecture: Architecture = Field(
@@ -88,7 +88,7 @@ class DecoderConfig(StrictModel):
         None, gt=0, description="qwen3_moe: experts that compute a token, those with the highest probabilities."
     )
     expert_intermediate_size: Integer | None = Field(
-        None, gt=0, description="qwen3_moe: width of an expert, as `dim` a multiple of 8."
+        None, gt=0, description="qwen3_moe: width of an expert, a multiple of 8; `dim` must be one, too."
     )
     router_aux_loss_coef: Number = Field(
         1e-3,
@@ -225,7 +225,7 @@ class HuggingFaceConfig(StrictModel):
     path: str | None = Field(
         None,
         description="Folder on the nodes, such as on FSx, with config.json and, for its weights, safetensors files; "
-        "$MODEL_PATH: that of job.model.",
+        "$MODEL_PATH: that of job.model. Standalone also ORG/NAME (the Hugging Face hub).",
     )
     weights: bool = Field(False, description="Load the weights in `path`; false: random weights.")
     config: dict[str, JsonValue] = Field(
@@ -301,8 +301,8 @@ class ImageModelConfig(StrictModel):
     image_size: Integer = Field(224, ge=32, description="Height and width of the input images, pixels.")
     synchronize_batch_norm: bool = Field(
         True,
-        description="Compute batch statistics over all ranks: independent of their number, but slower. On CPUs each "
-        "rank computes its own.",
+        description="Compute batch statistics over the samples of all ranks (SyncBatchNorm), slower; false: each rank "
+        "over its micro-batch. On CPUs each rank computes its own.",
     )
 
     @property

@@ -38,7 +38,8 @@ class ParallelConfig(StrictModel):
     context: Integer = Field(
         1,
         gt=0,
-        description="Context parallel degree: ranks that share each sequence. They are also ranks of fsdp's shards.",
+        description="Context parallel degree: ranks that share each sequence. With fsdp and hsdp they have "
+        "different shards.",
     )
     tensor: Integer = Field(1, gt=0, description="Tensor parallel degree: ranks of one node that share the layers.")
     async_tensor: bool = Field(
@@ -170,13 +171,13 @@ def parallel_problems(
         reason = f"parallel.data is {parallel.data}, and only hsdp has shard groups"
         yield Problem("parallel.shard", parallel.shard, reason, "Remove it, or set data: hsdp", "shard_without_hsdp")
     elif parallel.data == "hsdp" and ranks % (group := _shard_group(parallel, ranks, per_node)):
-        reason = f"shard groups of {group} do not divide the {ranks} processes of a shard of the layers"
+        reason = f"shard groups of {group} do not divide the {ranks} ranks (processes / (tensor x pipeline))"
         yield Problem("parallel.shard", parallel.shard, reason, "Set it to a divisor", "shard_not_a_divisor")
     elif parallel.data == "hsdp" and group % parallel.context:
         reason = f"shard groups of {group} are no multiple of context {parallel.context}"
         yield Problem("parallel.shard", parallel.shard, reason, "Set it to a multiple", "shard_not_a_multiple")
     if parallel.expert > 1 and ranks % parallel.expert:
-        reason = f"does not divide the {ranks} processes of a shard of the layers"
+        reason = f"does not divide the {ranks} ranks (processes / (tensor x pipeline))"
         yield Problem("parallel.expert", parallel.expert, reason, "Set it to a divisor", "expert_not_a_divisor")
     if batch % (micro_batch * data):
         reason = f"batch_size {batch} is not a multiple of micro_batch_size {micro_batch} x {data} processes"

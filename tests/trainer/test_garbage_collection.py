@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.garbage import STEPS_PER_COLLECTION, STEPS_PER_FULL_COLLECTION, collect_by_step
+from trainer.garbage_collection import STEPS_PER_COLLECTION, STEPS_PER_FULL_COLLECTION, collect_by_step
 
 
 class Cycle:
