@@ -13,6 +13,7 @@ from trainyard.config.training.low_precision import converted_layers
 from trainyard.config.training.models import DecoderConfig
 
 _log = logging.getLogger(__name__)
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # it warns about enums that torchao registers
 
 # The signs of the random Hadamard transform, the same on all ranks: one vector is sufficient for all layers (NVIDIA,
 # Pretraining Large Language Models with NVFP4, arXiv 2509.25149, appendix E).
@@ -89,11 +90,7 @@ def _with_parameters_of(layer: nn.Linear, kind: Callable[..., nn.Linear], **opti
 
 @contextmanager
 def _import_of_prototypes() -> Iterator[None]:
-    """Let torchao 0.18 import its kernels: the tuning of one has a key that is no argument, an error in triton 3.9.
-
-    torch warns about enums that torchao registers.
-    """
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    """Let torchao 0.18 import its kernels: the tuning of one has a key that is no argument, an error in triton 3.9."""
     if find_spec("triton") is None:
         yield
         return

@@ -23,6 +23,8 @@ UPDATE_RMS = 0.2
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al.) with updates of the size of AdamW's, so that both can have the same learning rate.
 
+    `found_inf`, an attribute, is 1 if a gradient is not finite, as for AdamW: the step then changes nothing.
+
     The ranks of FSDP divide the matrices among them: a rank gets the shards of its matrix, and sends back the shards of
     its update. Ranks of tensor parallelism compute the same update.
     """
@@ -37,6 +39,8 @@ class Muon(torch.optim.Optimizer):
         """Update the matrices, all of which have gradients."""
         assert closure is None, "the gradients are computed before"
         (group,) = self.param_groups
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        is_skipped = torch.zeros((), dtype=torch.bool) if found_inf is None else found_inf > 0
         matrices = [_Matrix(parameter) for parameter in group["params"]]
         shard_group = matrices[0].shard_group
         assert all(matrix.shard_group == shard_group for matrix in matrices), (
@@ -47,24 +51,25 @@ class Muon(torch.optim.Optimizer):
         ranks = dist.get_world_size(shard_group) if shard_group is not None else 1
         for start in range(0, len(ordered), ranks):
             batch = ordered[start : start + ranks]
-            momenta = [self._momentum(matrix, group["momentum"]) for matrix in batch]
+            momenta = [self._momentum(matrix, group["momentum"], is_skipped) for matrix in batch]
             if shard_group is None:
                 updates = [batch[0].compute_update(momenta[0])]
             else:
                 updates = _compute_updates(batch, momenta, shard_group)
             for matrix, update in zip(batch, updates, strict=True):
                 size = UPDATE_RMS * math.sqrt(max(matrix.parameter.shape))
-                matrix.local.mul_(1 - group["lr"] * group["weight_decay"])
-                matrix.local.add_(update, alpha=-group["lr"] * size)
+                matrix.local.mul_(1 - group["lr"] * group["weight_decay"] * ~is_skipped)
+                matrix.local.add_(update.masked_fill_(is_skipped, 0), alpha=-group["lr"] * size)
 
-    def _momentum(self, matrix: "_Matrix", momentum: float) -> Tensor:
-        """Update the momentum of a matrix; return that of Nesterov, of this rank's shard, in bf16."""
+    def _momentum(self, matrix: "_Matrix", momentum: float, is_skipped: Tensor) -> Tensor:
+        """Update the momentum of a matrix; return that of Nesterov, of this rank's shard, in bf16, which is finite."""
         state = self.state[matrix.parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix.parameter)
         assert matrix.parameter.grad is not None, "all matrices have gradients"
         buffer, gradient = local_tensor(state["momentum_buffer"]), local_tensor(matrix.parameter.grad)
-        buffer.lerp_(gradient, 1 - momentum)
+        gradient.masked_fill_(is_skipped, 0)
+        buffer.lerp_(gradient, (1 - momentum) * ~is_skipped)
         return gradient.lerp(buffer, momentum).bfloat16()
 
 

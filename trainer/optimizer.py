@@ -29,8 +29,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._muon.param_groups, self._adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all parameters that have gradients."""
+        """Update all parameters that have gradients; none if the attribute `found_inf` is 1."""
         assert closure is None, "the gradients are computed before"
+        if (found_inf := getattr(self, "found_inf", None)) is not None:
+            self._muon.found_inf = self._adamw.found_inf = found_inf  # type: ignore[attr-defined]
         self._muon.step()
         self._adamw.step()
 
@@ -72,13 +74,14 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
     The schedule wsd is that of Hu et al., MiniCPM, arXiv 2404.06395, with linear decay.
     """
-    if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
+    warmup = min(10, steps // 10) if config.warmup_steps is None else config.warmup_steps
+    if step <= warmup:
+        return config.learning_rate * step / warmup
     span = config.learning_rate - config.last_learning_rate
     if config.schedule == "constant":
         return config.learning_rate
     if config.schedule == "wsd":
-        decay = config.decay_steps or math.ceil(steps / 10)
+        decay = config.decay_steps or min(math.ceil(steps / 10), steps - warmup)
         return config.learning_rate - span * max(0.0, 1 - (steps - step) / decay)
-    fraction = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    fraction = (step - warmup) / max(1, steps - warmup)
     return config.last_learning_rate + span * (1 + math.cos(math.pi * fraction)) / 2

@@ -101,8 +101,8 @@ def update_weights(
 ) -> None:
     """Clip the gradients and update the weights; unchanged if loss or norm is not finite. Does not wait for the device.
 
-    loss, norm: scalars. `scale`: factor of the gradients that `norm` does not have. AdamW skips the step as for torch's
-    GradScaler. MuonWithAdamW does not skip it: the run then ends before the weights are saved.
+    loss, norm: scalars. `scale`: factor of the gradients that `norm` does not have. The optimizer skips the step as for
+    torch's GradScaler.
     """
     is_finite = loss.isfinite() & norm.isfinite()
     clipping = (clip_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -1,6 +1,8 @@
 """Optimizers and schedules of the learning rate."""
 
+import copy
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from trainer.checkpoints import Progress, State
 from trainer.models import Model, build
 from trainer.muon import Muon
 from trainer.optimizer import build_optimizer, learning_rate
+from trainer.step import update_weights
 from trainyard.config.training.config import OptimizerConfig
 
 PEAK, FLOOR, STEPS = 1e-3, 1e-4, 20
@@ -49,6 +52,14 @@ def test_a_longer_job_has_the_same_rates_before_the_decay() -> None:
     short, long = (rates(steps, schedule="wsd", decay_steps=5) for steps in (20, 40))
     assert short[:15] == long[:15]
     assert long[:35] == rates(40, schedule="constant")[:35]
+
+
+@pytest.mark.parametrize(("schedule", "steps"), [("wsd", 5), ("wsd", 6), ("wsd", 60), ("cosine", 10), ("cosine", 60)])
+def test_default_schedule_rises_and_ends_at_the_minimum(schedule: Any, steps: int) -> None:
+    config = OptimizerConfig(schedule=schedule, warmup_steps=4 if steps < 10 else None)
+    values = [learning_rate(step, steps, config) for step in range(1, steps + 1)]
+    assert max(values) == pytest.approx(config.learning_rate)
+    assert values[-1] == pytest.approx(config.learning_rate / 10)
 
 
 def test_decay_steps_of_another_schedule_are_refused() -> None:
@@ -93,6 +104,26 @@ def test_muon_is_for_the_matrices_of_blocks(muon: tuple[Model, torch.optim.Optim
     assert with_muon == {name for name in state if name.startswith("layers.") and "_proj." in name}
     assert {name for name, values in state.items() if "exp_avg" in values} == set(state) - with_muon
     assert set(state) == set(dict(model.module.named_parameters()))
+
+
+def test_muon_skips_a_step_that_is_not_finite(muon: tuple[Model, torch.optim.Optimizer]) -> None:
+    model, optimizer = muon
+    parameters = list(model.module.parameters())
+    gradients = [torch.randn_like(parameter) for parameter in parameters]
+
+    def step(gradients: list[torch.Tensor], norm: float) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        update_weights(optimizer, parameters, torch.ones(()), torch.tensor(norm), clip_norm=1.0, scale=1.0)
+
+    step(gradients, 1.0)
+    before = [parameter.detach().clone() for parameter in parameters]
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    step([gradient * math.nan for gradient in gradients], math.nan)
+    assert all(torch.equal(*pair) for pair in zip(parameters, before, strict=True))
+    torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
+    step(gradients, 1.0)
+    assert not any(torch.equal(*pair) for pair in zip(parameters, before, strict=True))
 
 
 def test_muon_without_blocks_is_rejected(muon: tuple[Model, torch.optim.Optimizer]) -> None:

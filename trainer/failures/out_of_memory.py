@@ -14,7 +14,7 @@ from trainyard.config.training.parallel import Layout
 from trainyard.host_memory import MEMINFO, read_sizes
 
 _GIB = 2**30
-_STATE_BYTES = 16  # per parameter in training: weight, gradient and AdamW's two moments, in fp32
+_STATE_BYTES = 16  # per trained parameter: weight, gradient and AdamW's two moments, in fp32
 _FRAGMENTED = 0.1  # share of the GPU's memory, reserved and not allocated, from which fragmentation is reported
 # Errors without an exception class: the CPU allocator (c10/core/impl/alloc_cpu.cpp), CUDA allocations outside of
 # torch's allocator (contexts, pinned memory), workspaces of CUDA libraries, and NCCL's buffers.
@@ -99,7 +99,10 @@ def memory_suggestions(config: TrainerConfig, layout: Layout, parameters: int, c
             f"memory.activation_checkpointing {checkpointing} -> {stronger}: activations are recomputed in the backward"
             " pass; full takes about a third more time"
         )
-    state = parameters * _STATE_BYTES / layout.pipeline / layout.tensor / _GIB
+    state_bytes = _STATE_BYTES
+    if config.lora is not None:  # frozen weights, and matrices that are small
+        state_bytes = 4 if config.precision == "fp32" else 2
+    state = parameters * state_bytes / layout.pipeline / layout.tensor / _GIB
     if config.parallel.data == "ddp" and layout.gradient_ranks > 1:
         yield (
             f"parallel.data ddp -> fsdp: weights, gradients and optimizer use {state:.2f} GiB on each rank, and would"

@@ -25,7 +25,7 @@ def require_gradients(module: nn.Module) -> None:
     if names:
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
         reason = f"the loss does not depend on the parameters {shown}"
-        fix = "Use them in forward, remove them, or set requires_grad of them to False"
+        fix = "Use them in forward, remove them, set their requires_grad to False, or use another model"
         raise InputError([Problem("config.model", None, reason, fix, "parameters_without_gradient")])
 
 

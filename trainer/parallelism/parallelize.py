@@ -215,7 +215,7 @@ _SAVED_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.torch_attn._varlen_attn.default,
     torch.ops.aten.convolution.default,
-    # Not all_gather: with tensor parallelism its result has the whole sequence.
+    # Not all_gather: with tensor and context parallelism its result has the whole sequence.
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
     torch.ops._c10d_functional.all_reduce.default,
     torch.ops._c10d_functional.all_to_all_single.default,

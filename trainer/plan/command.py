@@ -3,6 +3,7 @@
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -12,13 +13,13 @@ from typing import Any
 
 from trainer.plan.candidates import smaller_configurations
 from trainer.plan.step import RankPlan, plan_rank
-from trainer.settings import load_config
+from trainer.settings import load_config, resolve_model
 from trainyard.config import CONFIG_KEY
 from trainyard.config.loader import load_settings
 from trainyard.config.project import find_project
 from trainyard.config.stack_config import read_config
 from trainyard.config.training import TrainerConfig
-from trainyard.config.training.models import DecoderConfig
+from trainyard.config.training.models import MODEL_PATH, DecoderConfig, LanguageModelConfig
 from trainyard.errors import InputError, Problem
 
 GIB = 2**30
@@ -134,7 +135,7 @@ def read_job(
         if settings.job.train is None:
             reason, fix = "its job is a custom job, whose memory is unknown", "Name a stack with job.train"
             raise InputError([Problem("config", str(file), reason, fix, "no_built_in_trainer")])
-        config, gpu = settings.job.train, settings.worker_type.gpu
+        config, gpu = _with_shape(settings.job.train, settings.job.model), settings.worker_type.gpu
         per_node = per_node or settings.processes_per_node
         ranks = ranks or settings.nodes * per_node
         has_gpus, gpu_gib = gpu is not None, gpu_gib or (gpu.memory_mib / 1024 if gpu else None)
@@ -156,6 +157,25 @@ def read_job(
         and isinstance(config.model, DecoderConfig)
         and config.parallel.expert == 1,
     )
+
+
+def _with_shape(config: TrainerConfig, job_model: str | None) -> TrainerConfig:
+    """Return the configuration of a stack with the shape of its model in config.json.
+
+    Raises InputError if only the nodes can read the model, and no preset has its shape.
+    """
+    model = config.model
+    if not isinstance(model, LanguageModelConfig) or model.path is None:
+        return config
+    if isinstance(model, DecoderConfig) and model.has_shape:
+        return config
+    is_variable = model.path == MODEL_PATH and not os.environ.get(MODEL_PATH.lstrip("$"))
+    if is_variable or (model.path.startswith("/") and not Path(model.path).exists()):
+        where = f"job.model, {job_model}" if is_variable else f"{model.path} of the nodes"
+        reason = f"is the model in {where}: its shape is not known here"
+        fix = "Set MODEL_PATH to a folder with its config.json, and model.path to $MODEL_PATH; or set model.preset"
+        raise InputError([Problem("job.train.model.path", model.path, reason, fix, "model_shape_unknown")])
+    return resolve_model(config)
 
 
 def _peak_gib(plans: Sequence[RankPlan]) -> float:

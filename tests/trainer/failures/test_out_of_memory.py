@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.trainer.conftest import ROOT, tiny
+from tests.trainer.conftest import ROOT, TINY, tiny
 from trainer.failures.out_of_memory import OutOfMemoryError, describe_memory, explain_out_of_memory, memory_suggestions
 from trainyard.config.training import TrainerConfig
 from trainyard.config.training.parallel import Layout
@@ -31,6 +31,12 @@ def test_all_applicable_settings_are_suggested() -> None:
         *("micro_batch_size", "precision", "memory.loss_chunk_tokens", "memory.activation_checkpointing"),
         *("parallel.data", "more"),
     ]
+
+
+def test_frozen_weights_have_no_optimizer_state() -> None:
+    model = {**TINY["model"], "path": "/m", "weights": True}
+    *_, last = memory_suggestions(tiny(model=model, lora={}, precision="bf16"), SINGLE, 2**30)
+    assert "optimizer use 2.00 GiB" in last
 
 
 def test_active_settings_are_not_suggested() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from benchmarks.plan import SETTINGS, preset_job, stack_jobs
 from tests.trainer.conftest import ROOT
 from trainer.plan.candidates import smaller_configurations
-from trainer.plan.command import GIB, PlannedJob, fits, plan_job
+from trainer.plan.command import GIB, PlannedJob, fits, plan_job, read_job
 from trainyard.config.training import TrainerConfig
+from trainyard.config.training.models import DecoderConfig
 from trainyard.errors import InputError, Problem
 
 STACK_JOBS = dict(stack_jobs())
@@ -69,6 +71,38 @@ def test_a_stack_with_a_job_of_the_user_is_refused() -> None:
     process = run("stacks/Pulumi.custom-job.yaml")
     assert process.returncode == 2
     assert "job.train" in process.stderr
+
+
+def test_a_stack_with_a_model_of_unknown_shape_is_refused(stack_of_model: Path) -> None:
+    process = run(str(stack_of_model))
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "$MODEL_PATH" in process.stderr
+    assert "its shape is not known here" in process.stderr
+
+
+def test_a_stack_has_the_shape_of_the_model_in_a_folder(
+    stack_of_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "llama", **shape, "intermediate_size": 96, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path))
+    model = read_job(stack_of_model).config.model
+    assert isinstance(model, DecoderConfig)
+    assert (model.dim, model.layers, model.has_shape) == (64, 3, True)
+
+
+@pytest.fixture
+def stack_of_model(tmp_path: Path) -> Path:
+    """A stack that fine-tunes a model of job.model, without its preset."""
+    (tmp_path / "stacks").mkdir()
+    for name in ("Pulumi.yaml", "infra"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    text = (ROOT / "stacks/Pulumi.finetune.yaml").read_text()
+    file = tmp_path / "stacks/Pulumi.finetune.yaml"
+    file.write_text(re.sub(r"preset: \w+,? ?", "", text))
+    assert file.read_text() != text
+    return file
 
 
 def test_changes_are_cumulative_and_the_cheapest_first() -> None:

@@ -37,7 +37,9 @@ class OptimizerConfig(StrictModel):
         ge=0,
         description="Learning rate at the last step with cosine and wsd, at most learning_rate; null: a tenth of it.",
     )
-    warmup_steps: Integer = Field(10, ge=0, description="Steps of linear warm-up.")
+    warmup_steps: Integer | None = Field(
+        None, ge=0, description="Steps of linear warm-up; null: a tenth of steps, at most 10."
+    )
     weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay, on matrices only.")
     beta1: Number = Field(0.9, ge=0, lt=1, description="AdamW's first moment decay.")
     beta2: Number = Field(0.95, ge=0, lt=1, description="AdamW's second moment decay.")
@@ -73,7 +75,7 @@ class MemoryConfig(StrictModel):
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
         description="Activations of a block that the backward pass recomputes: none, all except the results of matrix "
-        "products, convolutions, attention and collectives (selective), or all (full).",
+        "products, convolutions, attention and most collectives (selective), or all (full).",
     )
     loss_chunk_tokens: Integer | None = Field(
         2048,
@@ -301,10 +303,8 @@ class TrainerConfig(StrictModel):
     @model_validator(mode="after")
     def _decay_follows_warmup(self) -> Self:
         optimizer = self.optimizer
-        if optimizer.decay_steps is not None and optimizer.decay_steps + optimizer.warmup_steps > self.steps:
-            reason = (
-                f"with optimizer.warmup_steps {optimizer.warmup_steps} is longer than steps {self.steps}: reduce it"
-            )
+        if optimizer.decay_steps is not None and optimizer.decay_steps + (optimizer.warmup_steps or 0) > self.steps:
+            reason = f"with warmup_steps {optimizer.warmup_steps or 0} is longer than steps {self.steps}: reduce it"
             raise validation_error("decay_longer_than_job", reason, "optimizer.decay_steps")
         return self
 

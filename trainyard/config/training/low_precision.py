@@ -41,7 +41,7 @@ class LowPrecisionConfig(StrictModel):
 def linear_features(model: DecoderConfig, tensor: int) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs on a rank of each linear layer of a block, by name. `tensor`: tensor parallel degree.
 
-    Raises nothing if `tensor` does not divide a size: `parallel_problems` reports it.
+    `parallel_problems` reports sizes that it does not divide.
     """
     dim, inner = model.dim, model.intermediate_size // tensor
     queries, keys = model.heads * model.head_size // tensor, model.kv_heads * model.head_size // tensor

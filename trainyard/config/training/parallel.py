@@ -196,7 +196,7 @@ def parallel_problems(
 
 
 def _schedule_problems(parallel: ParallelConfig) -> Iterator[Problem]:
-    if parallel.schedule == "interleaved_1f1b" and parallel.pipeline == 1:
+    if parallel.schedule != "1f1b" and parallel.pipeline == 1:
         reason = "is a schedule of several ranks, and parallel.pipeline is 1"
         fix = "Remove it, or set parallel.pipeline"
         yield Problem("parallel.schedule", parallel.schedule, reason, fix, "schedule_without_pipeline")
