@@ -2,7 +2,8 @@
 
 `plain` follows PyTorch's tutorials: DistributedDataParallel, or fully_shard per block, a DataLoader, all logits in
 memory. `nanogpt` follows nanoGPT: random windows of a memory map, prefetch of the next batch during computation, fused
-AdamW, torch.compile on a GPU. benchmarks/trainer.py starts them.
+AdamW, torch.compile on a GPU. With FSDP `nanogpt` has the design of torchtitan: fully_shard and torch.compile for each
+block. benchmarks/trainer.py starts them.
 """
 
 import argparse
@@ -126,22 +127,22 @@ def main() -> None:
     no_autocast = config.precision == "fp32" or config.parallel.data == "fsdp"  # FSDP casts itself
 
     def next_batch() -> tuple[Tensor, Tensor]:
-        inputs, successors = next(batches)
+        inputs, targets = next(batches)
         if nanogpt and on_gpu:
             return (
                 inputs.pin_memory().to(device, non_blocking=True),
-                successors.pin_memory().to(device, non_blocking=True),
+                targets.pin_memory().to(device, non_blocking=True),
             )
-        return inputs.to(device), successors.to(device)
+        return inputs.to(device), targets.to(device)
 
-    inputs, successors = next_batch()
+    inputs, targets = next_batch()
     started = time.perf_counter()
     for _ in range(config.steps):
         for micro in range(accumulation):
             with gradient_sync(model, last=micro + 1 == accumulation):
                 with nullcontext() if no_autocast else torch.autocast(device.type, torch.bfloat16):
-                    loss = model(inputs, successors) / accumulation
-                inputs, successors = next_batch()
+                    loss = model(inputs, targets) / accumulation
+                inputs, targets = next_batch()
                 loss.backward()
         nn.utils.clip_grad_norm_(base_model.parameters(), 1.0)
         optimizer.step()

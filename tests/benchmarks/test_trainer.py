@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import memory
 from benchmarks.trainer import ROOT, job_config, run_job, write_dataset
 from trainyard.models.dataset import DATASET, INDEX, TokenDataset
 
@@ -47,6 +48,14 @@ def test_ratio_is_to_the_fastest_baseline_loop() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to measure")
+@pytest.mark.parametrize("variant", memory.VARIANTS)
+def test_variants_of_the_memory_benchmark_are_valid(variant: str) -> None:
+    base = job_config("124m", 8, 1, "fp32")
+    config = memory.variant_config(variant, base)
+    assert config.precision == memory.VARIANTS[variant]["precision"]
+    assert config.problems(8, 8) == []
+
+
 def test_memory_benchmark_requires_a_gpu() -> None:
     process = subprocess.run(
         [sys.executable, "benchmarks/memory.py"], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -38,8 +38,12 @@ def tiny(**changes: Any) -> TrainerConfig:
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real text in two training shards and one validation shard."""
-    folder = tmp_path_factory.mktemp("dataset")
+    return write_dataset(tmp_path_factory.mktemp("dataset"))
+
+
+def write_dataset(folder: Path, end: int | None = None) -> Path:
+    """Write real text in two training shards and one validation shard. `end`: the token that ends a document."""
+    folder.mkdir(exist_ok=True)
     text = Path(argparse.__file__).read_bytes()
     pieces = {"a.bin": text[:30_000], "b.bin": text[30_000:50_000], "held-out.bin": text[50_000:60_000]}
     shards = []
@@ -47,7 +51,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / key).write_bytes(piece)
         sha256 = hashlib.sha256(piece).hexdigest()
         shards.append(Shard(key=key, count=len(piece), bytes=len(piece), sha256=sha256))
-    index = TokenDataset(name="tiny", source="argparse.py", train=tuple(shards[:2]), validation=tuple(shards[2:]))
+    index = TokenDataset(
+        name="tiny", source="argparse.py", train=tuple(shards[:2]), validation=tuple(shards[2:]), end=end
+    )
     (folder / INDEX).write_text(index.model_dump_json())
     return folder
 

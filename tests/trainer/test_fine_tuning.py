@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.problems import rejects
 from tests.trainer.conftest import ROOT, TINY
+from tests.trainer.layouts import read_metrics, run_layouts
 from tests.trainer.models.library_models import save_model
 from tests.trainer.prepare.chat_models import write_tokenizer
 from trainer import evaluate_model
@@ -36,13 +35,20 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
     1: {"full": {}, "lora": {"lora": LORA}},
     2: {
         "full-ddp": {},
+        "full-fsdp": {"parallel": {"data": "fsdp"}},
         "full-tensor": {"parallel": {"tensor": 2}},
+        "full-context": {"parallel": {"context": 2}},
         "lora-ddp": {"lora": LORA},
+        "lora-context": {"lora": LORA, "parallel": {"context": 2, "data": "fsdp"}},
         "lora-fsdp": {"lora": LORA, "parallel": {"data": "fsdp"}},
         "lora-pipeline": {"lora": LORA, "parallel": {"pipeline": 2}},
         "lora-interleaved": {"lora": LORA, "parallel": INTERLEAVED},
         "full-interleaved": {"parallel": INTERLEAVED},
         "lora-bf16": {"lora": LORA, "parallel": {"data": "fsdp"}, "precision": "bf16"},
+    },
+    4: {
+        "full-hsdp": {"parallel": {"data": "hsdp", "shard": 2}},
+        "full-tensor-and-pipeline": {"parallel": {"tensor": 2, "pipeline": 2}},
     },
 }
 NAMES = [name for runs in RUNS.values() for name in runs]
@@ -51,10 +57,8 @@ LONG = {"long": {"steps": 60, "optimizer": {"learning_rate": 1e-2, "warmup_steps
 STEPS = 6
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of all kinds on the same conversations."""
-    folder = tmp_path_factory.mktemp("fine-tuning")
+def create_files(folder: Path) -> Path:
+    """Write conversations to folder/data, and a model; return the folder of the model."""
     model = write_tokenizer(folder / "model")
     save_model(model, "llama", vocab_size=300, num_hidden_layers=LAYERS)
     rows = [
@@ -71,21 +75,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = TextOptions(sources=(str(folder / "chats.jsonl"),), reading=reading, tokenizer=str(model))
     request = Request(target=str(folder / "data"), name="chats", held_out=0.2, workers=1, work=folder / "work")
     prepare_chats(ChatOptions(text=text, sequence_length=48), request)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of all kinds on the same conversations."""
+    folder = tmp_path_factory.mktemp("fine-tuning")
+    model = create_files(folder)
+    variables = {"PYTHONPATH": str(ROOT), "DATA_URI": str(folder / "data"), "TRAINYARD_CACHE": str(folder / "cache")}
     for processes, runs in {**RUNS, 1: RUNS[1] | LONG}.items():
-        file = folder / f"{processes}.json"
-        file.write_text(
-            json.dumps({str(folder / name): configuration(model, changes) for name, changes in runs.items()})
-        )
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        environment = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "DATA_URI": str(folder / "data")}
-        process = subprocess.run(
-            [*torchrun, "-m", "tests.trainer.layouts", str(file)],
-            env=os.environ | environment | {"TRAINYARD_CACHE": str(folder / "cache")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert process.returncode == 0, process.stderr[-4000:]
+        configs = {name: configuration(model, changes) for name, changes in runs.items()}
+        run_layouts(folder, processes, configs, os.environ | variables)
     return folder
 
 
@@ -103,8 +104,7 @@ def configuration(model: Path, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def losses(folder: Path, name: str) -> list[float]:
-    lines = (folder / name / "metrics/metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [line["loss"] for line in read_metrics(folder / name)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,6 @@ The documents are lines of text: micro-batches have different numbers of targets
 """
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.conftest import ROOT, TINY
+from tests.trainer.conftest import ROOT, TINY, write_dataset
 from tests.trainer.layouts import read_metrics, run_layouts
 from trainer.export import __main__ as export_command
-from trainyard.models.dataset import INDEX, TokenDataset
 
 pytestmark = pytest.mark.slow
 
@@ -120,14 +118,11 @@ def folders() -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def runs(
-    tmp_path_factory: pytest.TempPathFactory, dataset: Path, cache: Path, folders: dict[str, Path]
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, folders: dict[str, Path]
 ) -> dict[str, list[dict[str, Any]]]:
     """The metrics of each layout."""
     lines: dict[str, list[dict[str, Any]]] = {}
-    lines_of_text = tmp_path_factory.mktemp("data") / "lines"
-    shutil.copytree(dataset, lines_of_text)
-    index = TokenDataset.model_validate_json((dataset / INDEX).read_text()).model_copy(update={"end": ord("\n")})
-    (lines_of_text / INDEX).write_text(index.model_dump_json())
+    lines_of_text = write_dataset(tmp_path_factory.mktemp("data"), end=ord("\n"))
     variables = {"PYTHONPATH": str(ROOT), "DATA_URI": str(lines_of_text), "TRAINYARD_CACHE": str(cache)}
     for processes, listed in LAYOUTS.items():
         layouts = listed | DEEP_LAYOUTS[processes] | MUON_LAYOUTS[processes] | (FP16_LAYOUTS if processes == 2 else {})
