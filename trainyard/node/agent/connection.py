@@ -3,18 +3,22 @@
 It sends a heartbeat every five seconds and each event at once, and receives the requests of the controller. Without a
 connection, which is retried, the agent reads the requests from S3 and writes its heartbeats there: the job continues
 while the head is unavailable.
+
+One thread reads and writes, with asyncio: OpenSSL does not support a connection that two threads use at the same time,
+and Python 3.11 does not prevent it. The process then aborts.
 """
 
+import asyncio
 import logging
 import random
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
-from websockets.exceptions import WebSocketException
-from websockets.sync.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from trainyard.aws.s3 import Bucket
 from trainyard.base import StrictModel
@@ -25,6 +29,7 @@ from trainyard.models.run import Control
 HEARTBEAT_SECONDS = 5.0
 # With the longest time between two attempts, shorter than the silence after which the controller suspects a node.
 CONNECT_TIMEOUT_SECONDS = 5.0
+SEND_TIMEOUT_SECONDS = 5.0
 RETRY_SECONDS = (1.0, 10.0)  # the first and the longest time between two attempts to connect
 LOG = logging.getLogger("agent.connection")
 
@@ -44,10 +49,12 @@ class HeadConnection:
         self._events: list[str] = []
         self._stored_at = 0.0
         self._closing = threading.Event()
+        self._loop: asyncio.AbstractEventLoop  # of the thread
         self._thread = threading.Thread(target=self._run, name="connection to the head", daemon=True)
 
     def start(self) -> None:
         """Start to connect."""
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     def control(self, run: str) -> Control | None:
@@ -64,8 +71,7 @@ class HeadConnection:
                 self._events.append(text)
             connection = self._connection
         if connection is not None:
-            with suppress(WebSocketException, OSError):
-                connection.send(text)
+            self._run_in_thread(connection.send(text))
 
     def close(self) -> None:
         """Close the connection."""
@@ -73,17 +79,28 @@ class HeadConnection:
         with self._lock:
             connection = self._connection
         if connection is not None:
-            with suppress(WebSocketException, OSError):
-                connection.close()
+            self._run_in_thread(connection.close())
         if self._thread.is_alive():
             self._thread.join()
 
+    def _run_in_thread(self, operation: Coroutine[Any, Any, None]) -> None:
+        """Run an operation of the connection in its thread; wait for it. Its failure ends the connection."""
+        with suppress(Exception):  # also those of an event loop that has ended
+            asyncio.run_coroutine_threadsafe(operation, self._loop).result(SEND_TIMEOUT_SECONDS)
+
     def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._connect_repeatedly())
+        finally:
+            self._loop.close()
+
+    async def _connect_repeatedly(self) -> None:
+        """Connect until `close`. Between connections nothing else runs in this thread, so calls may block it."""
         wait, longest = RETRY_SECONDS
         while not self._closing.is_set():
             try:
                 connected_at = time.monotonic()
-                self._serve_connection()
+                await self._serve_connection()
             except Exception as error:
                 LOG.info("no connection to the head: %s: %s", type(error).__name__, error)
                 if time.monotonic() > connected_at + longest:
@@ -93,13 +110,13 @@ class HeadConnection:
             self._closing.wait(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, longest)
 
-    def _serve_connection(self) -> None:
+    async def _serve_connection(self) -> None:
         """Connect, and exchange messages until the connection ends. Raises the error that ends it."""
         content = self._staging.find(CONTROLLER_ENDPOINT)
         if content is None:
             raise ConnectionError("the controller has not started yet")
         endpoint = ControllerEndpoint.model_validate_json(content)
-        with connect(
+        async with connect(
             f"wss://{endpoint.address}:{endpoint.port}",
             ssl=ssl.create_default_context(cadata=endpoint.certificate),
             additional_headers={"Authorization": f"Bearer {endpoint.token}"},
@@ -110,28 +127,28 @@ class HeadConnection:
             compression=None,
         ) as connection:
             try:
-                self._start_sending(connection)
-                self._exchange(connection)
+                await self._start_sending(connection)
+                await self._exchange(connection)
             finally:
                 with self._lock:
                     self._connection = self._control = None
 
-    def _start_sending(self, connection: ClientConnection) -> None:
+    async def _start_sending(self, connection: ClientConnection) -> None:
         """Send a heartbeat, which names this node, and all events so far."""
-        connection.send(self._heartbeat().model_dump_json())
+        await connection.send(self._heartbeat().model_dump_json())
         with self._lock:
             events, self._connection = list(self._events), connection
         for text in events:
-            connection.send(text)
+            await connection.send(text)
 
-    def _exchange(self, connection: ClientConnection) -> None:
+    async def _exchange(self, connection: ClientConnection) -> None:
         sent_at = time.monotonic()
         while not self._closing.is_set():
             remaining = sent_at + HEARTBEAT_SECONDS - time.monotonic()
             try:
-                text = connection.recv(timeout=max(remaining, 0.0))
+                text = await asyncio.wait_for(connection.recv(), max(remaining, 0.0))
             except TimeoutError:
-                connection.send(self._heartbeat().model_dump_json())
+                await connection.send(self._heartbeat().model_dump_json())
                 sent_at = time.monotonic()
                 continue
             message = ControlMessage.model_validate_json(text)
