@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_single
 from torch.distributed.tensor import DTensor
 
-from trainer.checkpoints.state import local_tensor
+from trainer.local_tensor import local_tensor
 
 # Of the iteration of Newton-Schulz: Jordan et al., kellerjordan.github.io/posts/muon.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoints.memory_file import FileMetadata, MemoryFile, Part, content_size
-from trainer.checkpoints.state import State, local_tensor, named_tensors, rng_state
+from trainer.checkpoints.state import State, named_tensors, rng_state
+from trainer.local_tensor import local_tensor
 
 GENERATORS = "generators/"  # prefix of the names of their states
 SLOTS = (0, 1)

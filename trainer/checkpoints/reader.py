@@ -16,13 +16,13 @@ from trainer.checkpoints.retention import folder_name, is_complete, list_steps
 from trainer.checkpoints.shared_reads import read_shared
 from trainer.checkpoints.state import (
     State,
-    local_tensor,
     named_tensors,
     require_same_optimizer,
     require_same_sizes,
     restore_rng_state,
     rng_state,
 )
+from trainer.local_tensor import local_tensor
 from trainer.storage import Storage
 from trainyard.errors import InputError, Problem
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
 
-from trainer.checkpoints.state import local_tensor, named_tensors
+from trainer.checkpoints.state import named_tensors
+from trainer.local_tensor import local_tensor
 
 _MIN_PINNED_BYTES = 64 * 2**10  # to pin less takes longer than to copy it
 

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor
 
+from trainer.local_tensor import local_tensor
 from trainyard.errors import InputError, Problem
 
 _NEW_RUN = "start a new run: another CHECKPOINT_URI, and no RESUME_URI with this checkpoint"
@@ -170,11 +170,6 @@ def restore_rng_state(states: Mapping[str, Tensor]) -> None:
         torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def named_tensors(content: Mapping[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], Tensor]]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainer.local_tensor import local_tensor
 from trainyard.config.training.models import DecoderConfig
 
 MATRICES = ("gate_proj", "up_proj", "down_proj")
@@ -44,9 +45,9 @@ class Experts(nn.Module):
         return self._compute(rows, counts) if self.exchange is None else self.exchange(rows, counts, self._compute)
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
-        gates = expert_product(rows, local_part(self.gate_proj), counts)
-        hidden = functional.silu(gates) * expert_product(rows, local_part(self.up_proj), counts)
-        return expert_product(hidden, local_part(self.down_proj), counts)
+        gates = expert_product(rows, local_tensor(self.gate_proj), counts)
+        hidden = functional.silu(gates) * expert_product(rows, local_tensor(self.up_proj), counts)
+        return expert_product(hidden, local_tensor(self.down_proj), counts)
 
 
 def expert_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -125,12 +126,6 @@ def expert_load_imbalance(shares: Tensor) -> Tensor:
     """
     dist.all_reduce(shares)
     return (shares.amax(1) / shares.mean(1)).max()
-
-
-def local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; any other tensor as it is."""
-    to_local = getattr(parameter, "to_local", None)
-    return parameter if to_local is None else to_local()
 
 
 def permute_rows(x: Tensor, index: Tensor, position: Tensor, copies: int = 1) -> Tensor:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainer.local_tensor import local_tensor
 from trainyard.errors import InputError, Problem
 
 # It proposes a process group for a sum of one number over two dimensions of the mesh.
@@ -53,9 +54,5 @@ def global_gradient_norm(parameters: Iterable[nn.Parameter], pipeline_group: dis
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
     """Multiply all gradients by the scalar `factor`; each rank scales its local part."""
-    local = [
-        gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        for parameter in parameters
-        if (gradient := parameter.grad) is not None
-    ]
+    local = [local_tensor(gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
     torch._foreach_mul_(local, factor)

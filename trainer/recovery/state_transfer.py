@@ -5,7 +5,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from trainer.checkpoints.reader import broadcast_tensors
-from trainer.checkpoints.state import State, local_tensor, named_tensors
+from trainer.checkpoints.state import State, named_tensors
+from trainer.local_tensor import local_tensor
 
 T = TypeVar("T")
 
