@@ -27,6 +27,7 @@ from infra.packaging.source import pack_source
 from infra.scope import Scope
 from infra.validators.account import unlimited_exports, unsearched_zones, validate_account
 from infra.validators.credentials import expiring_credentials
+from infra.validators.custom_model import validate_custom_model
 from infra.validators.data import validate_sources
 from infra.validators.deployed import validate_deployed, validate_region
 from infra.validators.source import validate_source
@@ -99,6 +100,7 @@ def _read_settings(project: Project, stack: str) -> StackSettings:
 
 
 def _pack_archives(project: Project, settings: StackSettings) -> dict[Kind, Packed]:
+    validate_custom_model(settings, ROOT)
     if missing := files_missing_in_bundle(ROOT):
         pulumi.log.warn(f"nodes do not get files that git does not track: {', '.join(missing)}. To add them: git add")
     archives: dict[Kind, Packed] = {"bundle": pack_bundle(ROOT)}

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         result = _evaluate(options)
     except InputError as error:  # keys of a configuration are the arguments of this command
         names = {PATH_KEY: "MODEL", "DATA_URI": "DATA", "config.model.sequence_length": "--sequence-length"}
-        other = "Evaluate it with a program that runs models of transformers, such as lm-eval"
+        other = "Evaluate it with lm-eval if it is a model of transformers"
         problems = [
             replace(each, key=names.get(each.key, each.key), fix=other if each.code in _UNSUPPORTED else each.fix)
             for each in error.problems

@@ -37,9 +37,10 @@ def build_custom_model(config: CustomModelConfig) -> Model:
         inspect.signature(model_class).bind(**sizes, **config.settings)
         module = model_class(**sizes, **config.settings)
     except (TypeError, ValueError) as error:
-        # The innermost frame: an error in the code of the class is no wrong setting.
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{model_class.__name__} rejects them: {_text(error)} ({Path(frame.filename).name}:{frame.lineno})"
+        # An error in the code of the class is no wrong setting. inspect reports arguments that do not fit.
+        where = "" if frame.filename == inspect.__file__ else f" ({Path(frame.filename).name}:{frame.lineno})"
+        reason = f"{model_class.__name__} rejects them: {_text(error)}{where}"
         raise setting_error(
             "settings", config.settings, reason, "Correct them, or the class", "model_settings_rejected"
         ) from error
@@ -72,6 +73,9 @@ def _find_class(name: str) -> type[nn.Module]:
         reason = f"is {MODELS[name]!r} in trainer/models/registry.py, which cannot be imported: {_text(error)}"
         fix = "Correct it to MODULE:CLASS, or correct the module"
         raise setting_error("name", name, reason, fix, "model_not_importable") from error
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
+        reason, fix = f"is {MODELS[name]!r}, which is no torch.nn.Module", "Derive it from torch.nn.Module"
+        raise setting_error("name", name, reason, fix, "model_is_no_module")
     return model_class
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -91,12 +92,24 @@ def main(arguments: Sequence[str]) -> int:
         f"a rank needs {_peak_gib(plans):.1f} GiB, and a GPU of {job.gpu_gib:.1f} GiB has"
         f" {job.usable_bytes / GIB:.1f} GiB for tensors ({RESERVED:.0%} are left for CUDA, NCCL and fragmentation)"
     )
-    smaller = find_fitting_change(job)
-    if smaller is None:
+    needed = _minimum_ranks(job)
+    smaller = find_fitting_change(job) if needed <= job.ranks else None
+    if needed > job.ranks:
+        fix = f"Use at least {needed} ranks, or GPUs with more memory: weights, gradients and optimizer do not fit"
+    elif smaller is None:
         fix = "Use more ranks, or GPUs with more memory: no change of the memory settings is sufficient"
     else:
         fix = f"Change {smaller[0]}: {_peak_gib(smaller[1]):.1f} GiB"
     raise InputError([Problem("config", str(options.config), reason, fix, "plan_exceeds_gpu_memory")])
+
+
+def _minimum_ranks(job: PlannedJob) -> int:
+    """Return the number of ranks that have memory for the state of the model alone: 16 bytes per parameter."""
+    model = job.config.model
+    if not isinstance(model, DecoderConfig) or job.config.lora is not None:
+        return 1
+    bytes_per_parameter = 12 if job.config.optimizer.kind == "muon" else 16
+    return math.ceil(model.parameters * bytes_per_parameter / job.usable_bytes)
 
 
 def _parser() -> argparse.ArgumentParser:

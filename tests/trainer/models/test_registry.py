@@ -100,6 +100,12 @@ def test_a_line_that_names_no_class_is_rejected(monkeypatch: pytest.MonkeyPatch,
         build(custom())
 
 
+def test_a_class_that_is_no_module_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "convolutions", "pathlib:Path")
+    with rejects("model_is_no_module", "pathlib:Path", "torch.nn.Module"):
+        build(custom())
+
+
 def test_a_model_that_returns_no_loss_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConvolutionalModel, "forward", lambda self, tokens, targets: self.embedding(tokens))
     tokens = torch.zeros(2, 9, dtype=torch.int64)

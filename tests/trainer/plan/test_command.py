@@ -46,6 +46,14 @@ def test_a_job_that_does_not_fit_is_refused_with_a_change_that_does(file: Path) 
     assert "GiB" in message
 
 
+def test_a_state_that_does_not_fit_is_refused_with_the_number_of_ranks(file: Path) -> None:
+    """The decoder has 205,120 parameters, which are 3.3 MB of state. A GPU has 0.77 MB for tensors."""
+    process = run(str(file), "--ranks", "2", "--gpu-memory-gib", "0.0008", "--no-compile")
+    assert process.returncode == 2
+    (message,) = process.stderr.splitlines()
+    assert "Use at least 5 ranks" in message
+
+
 def test_unknown_key_is_refused(file: Path) -> None:
     file.write_text('{"step": 3}')
     process = run(str(file), "--ranks", "4")

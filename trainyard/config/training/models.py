@@ -272,8 +272,8 @@ class CustomModelConfig(StrictModel):
     settings: dict[str, JsonValue] = Field(default_factory=dict, description="Keyword arguments of its class.")
     small_settings: dict[str, JsonValue] | None = Field(
         None,
-        description="Keyword arguments that replace some of `settings` in a rehearsal, so that two cores can train it; "
-        "null: a rehearsal trains a small decoder.",
+        description="Keyword arguments that replace some of `settings` in a rehearsal of a GPU stack, so that two "
+        "cores can train it; null: it trains a small decoder.",
     )
 
     @property
