@@ -111,7 +111,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), device=x.device, dtype=torch.float32)
         needs_x, needs_weight, needs_bias = (needs_gradient and needed for needed in ctx.needs_input_grad[:3])
         x_gradient = torch.empty_like(x) if needs_x else None
-        weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if needs_weight else None
+        weight_gradient: Tensor | None = None
         bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if needs_bias and bias is not None else None
         statistics, probabilities = (_compiled if options.compiled else _eager)()
         size = options.chunk or x.size(0)
@@ -129,8 +129,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 gradient = probabilities(logits, log_sum, target_logit, index, is_local, counted)
                 if x_gradient is not None:
                     torch.mm(gradient, matrix, out=x_gradient[part])
-                if weight_gradient is not None:  # with LoRA the weight is frozen
-                    _add_product(weight_gradient, gradient.t(), x[part])
+                if needs_weight:  # with LoRA the weight is frozen
+                    weight_gradient = _add_product(weight_gradient, gradient.t(), x[part])
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0, dtype=torch.float32)
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
@@ -225,11 +225,10 @@ def _combine(log_sum: Tensor, target_logit: Tensor, group: dist.ProcessGroup) ->
     return gathered[0::2].logsumexp(0), gathered[1::2].sum(0)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the matrix product to `total`, which is fp32: sums over thousands of rows may exceed fp16's maximum."""
-    if a.dtype == torch.float32:
-        total.addmm_(a, b)
-    elif a.device.type in MIXED_PRODUCT_DEVICES:
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    else:
-        total.addmm_(a.float(), b.float())
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """Add a product to `total`, in place; None: 0. It is fp32: sums over many rows may exceed fp16's maximum."""
+    if a.dtype != torch.float32 and a.device.type in MIXED_PRODUCT_DEVICES:
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    return torch.mm(a.float(), b.float()) if total is None else total.addmm_(a.float(), b.float())
