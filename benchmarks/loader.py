@@ -1,7 +1,7 @@
 """Samples per second of the trainer's data loader from S3, compared with WebDataset and a memory map of local files.
 
 The same tokens are shards on a local S3 server (versitygw with a folder), tar files for WebDataset, and one file for
-the memory map, from which windows are drawn as in nanoGPT. Each loader returns micro-batches of (tokens, successors),
+the memory map, from which windows are drawn as in nanoGPT. Each loader returns micro-batches of (tokens, targets),
 int64. With `--images` the same images are compared with WebDataset only.
 
 `ratio`: the trainer's loader with a warm cache over the fastest of the others, whose files are also in memory; medians
@@ -125,8 +125,8 @@ def memory_map(folder: Path) -> Batches:
     while True:
         starts = torch.randint(len(tokens) - LENGTH, (MICRO_BATCH,)).tolist()
         inputs = [torch.from_numpy(tokens[at : at + LENGTH].astype(np.int64)) for at in starts]
-        successors = [torch.from_numpy(tokens[at + 1 : at + 1 + LENGTH].astype(np.int64)) for at in starts]
-        yield torch.stack(inputs), torch.stack(successors)
+        targets = [torch.from_numpy(tokens[at + 1 : at + 1 + LENGTH].astype(np.int64)) for at in starts]
+        yield torch.stack(inputs), torch.stack(targets)
 
 
 def memory_map_rows(folder: Path) -> Batches:

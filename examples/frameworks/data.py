@@ -33,7 +33,7 @@ def download_shards() -> list[Path]:
 
 
 class Samples(Dataset[Tensor]):
-    """Sequences of length + 1 bytes: the inputs and their successors. No sequence spans two shards."""
+    """Sequences of length + 1 bytes: the inputs and their targets. No sequence spans two shards."""
 
     def __init__(self, files: Sequence[Path], length: int) -> None:
         self.length = length
