@@ -17,12 +17,12 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
-from benchmarks.options import AsJson, Runs, Server, StateMib
+from benchmarks.options import AsJson, Ranks, Runs, Server, StateMib
 from benchmarks.ranks import MEASUREMENTS, describe, init_gloo, measure_in_ranks
 from benchmarks.s3_server import BUCKET
 
@@ -84,6 +84,8 @@ class BenchmarkRank:
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
 
+        from benchmarks.training_state import content_of
+
         if s3:
             from trainer.checkpoints.s3 import s3_writer
 
@@ -92,17 +94,19 @@ class BenchmarkRank:
             if dist.get_rank() == 0:
                 shutil.rmtree(self._scratch / "dcp", ignore_errors=True)
             writer = FileSystemWriter(self._scratch / "dcp")
-        return self._timed(lambda: save(self._content(), storage_writer=writer))
+        return self._timed(lambda: save(content_of(self._state), storage_writer=writer))
 
     def torch_save(self) -> float:
         """Call torch.save synchronously in rank 0, and return the duration in seconds."""
         import torch
         import torch.distributed as dist
 
+        from benchmarks.training_state import content_of
+
         def write() -> None:
             if dist.get_rank() == 0:
                 with (self._scratch / "whole.pt").open("wb") as file:
-                    torch.save(self._content(), file)
+                    torch.save(content_of(self._state), file)
                     file.flush()
             dist.barrier()
 
@@ -120,9 +124,6 @@ class BenchmarkRank:
             self._checkpoints.wait()
 
         self.saved.append(self._timed(save))
-
-    def _content(self) -> dict[str, Any]:
-        return {**self._state.tensors(), **self._state.values()}
 
     def _step(self, checkpoints: Any = None) -> float:
         from benchmarks.training_state import compute_gradients
@@ -203,7 +204,7 @@ def main(
     server: Server = None,
     mib: StateMib = MIB,
     runs: Runs = 7,
-    ranks: Annotated[int, typer.Option(min=2, help="Number of processes.")] = 2,
+    ranks: Ranks = 2,
 ) -> None:
     """Measure the seconds that training waits for a checkpoint, for each save method."""
     results = measure(server, mib, runs, ranks)

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the script finds the project's packages
-from benchmarks.options import AsJson, Runs, Server, StateMib
+from benchmarks.options import AsJson, Ranks, Runs, Server, StateMib
 from benchmarks.ranks import MEASUREMENTS, describe, init_gloo, measure_in_ranks
 from benchmarks.s3_server import BUCKET
 
@@ -34,14 +34,14 @@ class CheckpointLoadBenchmark:
     def __init__(self, mib: int) -> None:
         import torch.distributed as dist
 
-        from benchmarks.training_state import sharded_state, state_of_size
+        from benchmarks.training_state import state_of_size
 
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
         self._states = {
             "replicated": state_of_size(mib, replicas=dist.group.WORLD),
-            "sharded": sharded_state(mib),
+            "sharded": state_of_size(mib, sharded=True),
         }
 
     def measure(self, store: str, runs: int) -> dict[str, dict[str, list[float]]]:
@@ -79,22 +79,22 @@ class CheckpointLoadBenchmark:
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
 
+        from benchmarks.training_state import content_of
         from trainer.checkpoints.s3 import s3_writer
 
         writer = s3_writer(f"{uri}/", 0) if uri.startswith("s3://") else FileSystemWriter(uri)
-        save(_content(self._states[name]), storage_writer=writer)
+        save(content_of(self._states[name]), storage_writer=writer)
 
     def _load_by_dcp(self, state: Any, uri: str) -> None:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
+        from benchmarks.training_state import content_of
         from trainer.checkpoints.s3 import s3_reader
 
-        load(_content(state), storage_reader=s3_reader(f"{uri}/") if uri.startswith("s3://") else FileSystemReader(uri))
-
-
-def _content(state: Any) -> dict[str, Any]:
-    return {**state.tensors(), **state.values()}
+        load(
+            content_of(state), storage_reader=s3_reader(f"{uri}/") if uri.startswith("s3://") else FileSystemReader(uri)
+        )
 
 
 def _slowest_rank(operation: Callable[[], object]) -> float:
@@ -140,7 +140,7 @@ def main(
     server: Server = None,
     mib: StateMib = MIB,
     runs: Runs = 7,
-    ranks: Annotated[int, typer.Option(min=2, help="Number of processes.")] = 2,
+    ranks: Ranks = 2,
 ) -> None:
     """Measure the seconds to load a checkpoint, for each layout and reader."""
     results = measure(server, mib, runs, ranks)

@@ -27,25 +27,25 @@ class Layers(nn.Module):
         return x.square().mean()
 
 
-def state_of_size(mib: int, **arguments: Any) -> State:
-    """Return the state after one AdamW step; weights and moments take `mib` MiB in fp32."""
+def state_of_size(mib: int, *, sharded: bool = False, **arguments: Any) -> State:
+    """Return the state after one AdamW step; weights and moments take `mib` MiB in fp32.
+
+    sharded: with the shards of FSDP over all ranks.
+    """
     torch.manual_seed(0)
     model = Layers(isqrt(mib * 2**20 // _BYTES_PER_PARAMETER // _LAYERS))
+    if sharded:
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     step(model, optimizer, 1)
     return State(model=model, optimizer=optimizer, progress=Progress(), shape={"kind": "layers"}, **arguments)
 
 
-def sharded_state(mib: int) -> State:
-    """Return the state of `state_of_size` with the shards of FSDP over all ranks."""
-    torch.manual_seed(0)
-    model = Layers(isqrt(mib * 2**20 // _BYTES_PER_PARAMETER // _LAYERS))
-    for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    step(model, optimizer, 1)
-    return State(model=model, optimizer=optimizer, progress=Progress(), shape={"kind": "layers"})
+def content_of(state: State) -> dict[str, Any]:
+    """Return the tensors and values of a state, as DCP saves and loads them."""
+    return {**state.tensors(), **state.values()}
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:

@@ -39,9 +39,9 @@ class Muon(torch.optim.Optimizer):
         """Update the matrices, all of which have gradients."""
         assert closure is None, "the gradients are computed before"
         (group,) = self.param_groups
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
-        is_skipped = torch.zeros((), dtype=torch.bool) if found_inf is None else found_inf > 0
         matrices = [_Matrix(parameter) for parameter in group["params"]]
+        found_inf = getattr(self, "found_inf", matrices[0].local.new_zeros(()))
+        is_skipped = found_inf > 0
         shard_group = matrices[0].shard_group
         assert all(matrix.shard_group == shard_group for matrix in matrices), (
             "all matrices of a pipeline stage have one mesh"

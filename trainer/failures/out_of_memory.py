@@ -14,7 +14,7 @@ from trainyard.config.training.parallel import Layout
 from trainyard.host_memory import MEMINFO, read_sizes
 
 _GIB = 2**30
-_STATE_BYTES = 16  # per trained parameter: weight, gradient and AdamW's two moments, in fp32
+STATE_BYTES = 16  # per trained parameter: weight, gradient and AdamW's two moments, in fp32
 _FRAGMENTED = 0.1  # share of the GPU's memory, reserved and not allocated, from which fragmentation is reported
 # Errors without an exception class: the CPU allocator (c10/core/impl/alloc_cpu.cpp), CUDA allocations outside of
 # torch's allocator (contexts, pinned memory), workspaces of CUDA libraries, and NCCL's buffers.
@@ -99,7 +99,7 @@ def memory_suggestions(config: TrainerConfig, layout: Layout, parameters: int, c
             f"memory.activation_checkpointing {checkpointing} -> {stronger}: activations are recomputed in the backward"
             " pass; full takes about a third more time"
         )
-    state_bytes = _STATE_BYTES
+    state_bytes = STATE_BYTES
     if config.lora is not None:  # frozen weights, and matrices that are small
         state_bytes = 4 if config.precision == "fp32" else 2
     state = parameters * state_bytes / layout.pipeline / layout.tensor / _GIB

@@ -75,7 +75,7 @@ class AccumulatedForwardBackward(ForwardBackward):
         self._device, self._count = distributed.device, distributed.layout.accumulation
         self.measures_waiting = isinstance(module, DistributedDataParallel) and distributed.layout.tensor == 1
         self._gradient_wait = GradientWait(module) if self.measures_waiting else None
-        self._has_gradients = False  # whether all parameters had one in a step
+        self._has_gradients = False  # whether all parameters had one after a backward pass
 
     def compute_gradients(self, batches: Iterator[Batch], timer: StepTimer) -> Tensor:
         """Run one step's micro-batches and return their loss and share."""
@@ -110,6 +110,7 @@ class AccumulatedForwardBackward(ForwardBackward):
                 loss = self._module(*_to_device(batch, self._device))
             loss.backward()
             require_gradients(self._plain_module)
+            self._has_gradients = True
             for buffer, value in zip(self._module.buffers(), before, strict=True):
                 buffer.copy_(value)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.failures.out_of_memory import STATE_BYTES
 from trainer.plan.candidates import smaller_configurations
 from trainer.plan.step import RankPlan, plan_rank
 from trainer.settings import load_config, resolve_model
@@ -108,7 +109,7 @@ def _minimum_ranks(job: PlannedJob) -> int:
     model = job.config.model
     if not isinstance(model, DecoderConfig) or job.config.lora is not None:
         return 1
-    bytes_per_parameter = 12 if job.config.optimizer.kind == "muon" else 16
+    bytes_per_parameter = 12 if job.config.optimizer.kind == "muon" else STATE_BYTES
     return math.ceil(model.parameters * bytes_per_parameter / job.usable_bytes)
 
 
